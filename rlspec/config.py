@@ -1,0 +1,318 @@
+"""Owns the configuration: one frozen tree, each default once, with its unit and reason.
+
+A YAML file and `--set key=value` overrides make one `Config`. Settings of vLLM keep their own names and
+pass through untouched in `engine.vllm_args`, `drafter.speculative_config` and `sampling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rlspec.errors import ConfigError, nearest
+
+EMBEDDED_POLICY = "embedded"
+"""`policy.model` of the small model that rlspec brings along: SmolLM2-135M-Instruct."""
+
+EMBEDDED_VLLM_ARGS: Mapping[str, Any] = {
+    "dtype": "float32",  # bfloat16 is slower than fp32 on CPUs without AMX
+    "enforce_eager": True,  # compiling costs 45 s and gains little on a CPU
+    "max_model_len": 1024,  # tokens
+    "max_num_seqs": 32,  # requests in a batch
+    "kv_cache_memory_bytes": 1 << 30,  # room for 32 sequences of 1,024 tokens at 46 kB a token and to spare
+    "seed": 0,
+}
+"""What `engine.vllm_args` is laid over when the policy is the embedded one (measured on 2 CPU cores)."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+
+class PolicyConfig(_Section):
+    """The target model."""
+
+    model: str = Field(
+        EMBEDDED_POLICY,
+        description="Path or hub name of the policy, as vLLM takes it; `embedded` is SmolLM2-135M-Instruct, "
+        "so that a first run needs no model.",
+    )
+    version: int = Field(
+        0, ge=0, description="Version number of the weights at the start; rollouts carry it."
+    )
+
+
+class DrafterConfig(_Section):
+    """What proposes draft tokens."""
+
+    speculative_config: dict[str, Any] | None = Field(
+        default_factory=lambda: {
+            "method": "ngram",
+            "num_speculative_tokens": 3,
+            "prompt_lookup_max": 3,
+            "prompt_lookup_min": 2,
+        },
+        description="vLLM's `speculative_config` under its own names; null loads no drafter at all. The default "
+        "is n-gram lookup: it needs no weights. `num_speculative_tokens` is the largest K of the engine.",
+    )
+    version: str | None = Field(
+        None,
+        description="Name of the drafter in rollouts; null derives it: the method for a drafter without "
+        "weights, else the method and the first 12 hex digits of its weights' sha256.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> DrafterConfig:
+        if self.speculative_config is not None and "num_speculative_tokens" not in self.speculative_config:
+            raise ConfigError(
+                "drafter.speculative_config",
+                given=self.speculative_config,
+                allowed="a mapping with num_speculative_tokens, the largest K of the engine",
+                fix="Add num_speculative_tokens, or set it to null for no drafter.",
+            )
+        return self
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The largest K, 0 without a drafter."""
+        return int(self.speculative_config["num_speculative_tokens"]) if self.speculative_config else 0
+
+
+class SpeculationConfig(_Section):
+    """Who decides K, the number of draft tokens of a step."""
+
+    policy: Literal["fixed", "off"] = Field(
+        "fixed", description="`fixed`: always `num_draft_tokens`. `off`: K = 0, the drafter stays loaded."
+    )
+    num_draft_tokens: int | None = Field(
+        None, ge=0, description="Draft tokens a request and step (K); null is the drafter's largest."
+    )
+
+
+class EngineConfig(_Section):
+    """How stock vLLM is started."""
+
+    in_process: bool = Field(
+        True,
+        description="Run vLLM's engine core in this process: starts 25 s sooner on a CPU and needs no "
+        "messages between processes. False gives it a process of its own.",
+    )
+    allow_unsupported_vllm: bool = Field(
+        False, description="Start on a vLLM version that rlspec was not tested with; its checks still run."
+    )
+    vllm_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="vLLM's engine arguments under their own names (max_model_len, max_num_seqs, dtype, "
+        "tensor_parallel_size, ...). What is not named keeps vLLM's default, or for the embedded policy ours.",
+    )
+
+
+class SamplingConfig(_Section):
+    """vLLM's sampling parameters under their own names; null keeps vLLM's default."""
+
+    n: int = Field(1, ge=1, description="Samples a prompt (the size of a GRPO group).")
+    temperature: float = Field(1.0, ge=0.0, description="1.0 samples from the policy itself, as RL needs.")
+    max_tokens: int = Field(
+        256, ge=1, description="New tokens a sample at most; vLLM's own 16 suits no rollout."
+    )
+    seed: int | None = Field(
+        None,
+        description="Base seed: sample i of prompt j gets a seed of its own from it. Null: the engine's.",
+    )
+    top_p: float | None = Field(None, description="Nucleus mass.")
+    top_k: int | None = Field(None, description="Tokens kept.")
+    min_p: float | None = Field(None, description="Refused while speculating (vLLM cannot honour it).")
+    min_tokens: int | None = Field(None, description="New tokens before a stop counts.")
+    presence_penalty: float | None = Field(None, description="vLLM's.")
+    frequency_penalty: float | None = Field(None, description="vLLM's.")
+    repetition_penalty: float | None = Field(None, description="vLLM's.")
+    stop: str | list[str] | None = Field(None, description="Strings that end a response.")
+    stop_token_ids: list[int] | None = Field(None, description="Token ids that end a response.")
+    ignore_eos: bool | None = Field(None, description="Go on after the end-of-sequence token.")
+    include_stop_str_in_output: bool | None = Field(None, description="vLLM's.")
+    skip_special_tokens: bool | None = Field(None, description="vLLM's.")
+    detokenize: bool | None = Field(None, description="False leaves `text` empty and saves host time.")
+    bad_words: list[str] | None = Field(None, description="vLLM's.")
+    allowed_token_ids: list[int] | None = Field(None, description="vLLM's.")
+    logit_bias: dict[int, float] | None = Field(
+        None, description="Refused while speculating (vLLM cannot honour it)."
+    )
+
+
+class ObservabilityConfig(_Section):
+    """Logs and metrics."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="rlspec's own logger."
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="`json`: one object a line, for collectors."
+    )
+    vllm_log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="vLLM's logger; at `info` it prints about 80 lines a start."
+    )
+    prometheus_port: int | None = Field(
+        None, ge=0, le=65535, description="Serve /metrics on this port of 127.0.0.1; 0 takes a free one."
+    )
+
+
+class Config(_Section):
+    """The whole configuration of an `Accelerator`."""
+
+    policy: PolicyConfig = Field(default_factory=lambda: PolicyConfig())
+    drafter: DrafterConfig = Field(default_factory=lambda: DrafterConfig())
+    speculation: SpeculationConfig = Field(default_factory=lambda: SpeculationConfig())
+    engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
+    sampling: SamplingConfig = Field(default_factory=lambda: SamplingConfig())
+    observability: ObservabilityConfig = Field(default_factory=lambda: ObservabilityConfig())
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        k, largest = self.speculation.num_draft_tokens, self.drafter.max_draft_tokens
+        if k is not None and k > largest:
+            raise ConfigError(
+                "speculation.num_draft_tokens",
+                given=k,
+                allowed=f"0 to {largest}, the drafter's num_speculative_tokens",
+                fix="Lower it, or raise drafter.speculative_config.num_speculative_tokens.",
+            )
+        return self
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the policy is the one that rlspec brings along."""
+        return self.policy.model == EMBEDDED_POLICY
+
+    @property
+    def vllm_args(self) -> dict[str, Any]:
+        """`engine.vllm_args`, for the embedded policy laid over `EMBEDDED_VLLM_ARGS`."""
+        return {**(EMBEDDED_VLLM_ARGS if self.is_embedded else {}), **self.engine.vllm_args}
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """K of the `fixed` policy."""
+        k = self.speculation.num_draft_tokens
+        return self.drafter.max_draft_tokens if k is None else k
+
+
+def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Make a `Config` from a YAML file (or the defaults) and `key.path=value` overrides.
+
+    Args:
+        path: The YAML file; None starts from the defaults.
+        overrides: Each `key.path=value` with a YAML value, applied in order: `sampling.n=4`.
+
+    Raises:
+        ConfigError: The file cannot be read, a key is unknown or a value is not accepted.
+    """
+    tree = _read_yaml(Path(path)) if path is not None else {}
+    for override in overrides:
+        _apply_override(tree, override)
+    return parse_config(tree)
+
+
+def parse_config(tree: Mapping[str, Any]) -> Config:
+    """Validate a nested mapping; the first fault is raised as a `ConfigError` naming its key."""
+    try:
+        return Config.model_validate(dict(tree))
+    except ValidationError as error:
+        raise _first_fault(error) from None
+
+
+def with_sampling(config: Config, changes: Mapping[str, Any]) -> SamplingConfig:
+    """The config's sampling parameters with some of them changed, validated.
+
+    Raises:
+        ConfigError: A name is unknown or a value is not accepted.
+    """
+    tree = {**config.sampling.model_dump(exclude_unset=True), **changes}
+    return parse_config({"sampling": tree}).sampling
+
+
+def describe_config(config: Config) -> str:
+    """The whole tree as YAML, each key under its description; `load_config` reads it back."""
+    lines: list[str] = []
+    for name in type(config).model_fields:
+        section = getattr(config, name)
+        lines.append(f"# {(type(section).__doc__ or '').strip()}")
+        lines.append(f"{name}:")
+        values = section.model_dump(mode="json")
+        for key, info in type(section).model_fields.items():
+            lines.append(f"  # {info.description}")
+            text = yaml.safe_dump({key: values[key]}, sort_keys=False, width=1000)
+            lines += [f"  {line}" for line in text.rstrip().split("\n")]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    allowed = "a readable YAML file holding a mapping"
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("config", given=str(path), allowed=allowed, fix=f"{error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        fix = "Correct the file: " + " ".join(str(error).split())
+        raise ConfigError("config", given=str(path), allowed=allowed, fix=fix) from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        fix = "Write `section:` keys at the top level; `rlspec config show` prints an example."
+        raise ConfigError("config", given=str(path), allowed=allowed, fix=fix)
+    return tree
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        raise ConfigError(
+            "--set", given=override, allowed="key.path=value", fix="Write for example: --set sampling.n=4"
+        )
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        fix = "Quote the value for YAML."
+        raise ConfigError(f"--set {key}", given=text, allowed="a YAML value", fix=fix) from error
+    node = tree
+    for part in parts[:-1]:
+        child = node.get(part)
+        if child is None:
+            child = node[part] = _default_mapping(parts, part)
+        if not isinstance(child, dict):
+            fix = f"{part!r} holds a value, not a section."
+            raise ConfigError(f"--set {key}", given=override, allowed="a key inside a section", fix=fix)
+        node = child
+    node[parts[-1]] = value
+
+
+def _default_mapping(parts: Sequence[str], part: str) -> dict[str, Any]:
+    """What an override below `part` starts from: the default pass-through mapping, else nothing."""
+    if part == "speculative_config" and parts[0] == "drafter":
+        return dict(DrafterConfig().speculative_config or {})
+    return {}
+
+
+def _first_fault(error: ValidationError) -> ConfigError:
+    fault = error.errors()[0]
+    path = [str(part) for part in fault["loc"]]
+    key = ".".join(path) or "config"
+    if fault["type"] == "extra_forbidden":
+        section = _section_at(path[:-1])
+        fix = f"Remove it or correct its name. {nearest(path[-1], section.model_fields)}"
+        return ConfigError(key, given=fault["input"], allowed="no such key", fix=fix)
+    fix = "`rlspec config show` explains each key."
+    return ConfigError(key, given=fault["input"], allowed=str(fault["msg"]), fix=fix)
+
+
+def _section_at(path: Sequence[str]) -> type[BaseModel]:
+    section: type[BaseModel] = Config
+    for part in path:
+        annotation = section.model_fields[part].annotation
+        candidates = [annotation, *get_args(annotation)]
+        section = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return section

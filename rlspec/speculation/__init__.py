@@ -1,0 +1,1 @@
+"""Deciding when and how much to speculate: pure functions over plain facts."""

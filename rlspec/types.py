@@ -1,0 +1,169 @@
+"""Owns the vocabulary: the frozen facts and verdicts that travel between the parts.
+
+Facts say what happened (`StepFacts`, `Rollout`), verdicts say what to do (`Decision`).
+Times are seconds, token counts are plain integers, K is `num_draft_tokens`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a response ended; vLLM's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    REPETITION = "repetition"
+
+
+class Reason(StrEnum):
+    """Why a decision about K was taken."""
+
+    OFF = "off"
+    FIXED = "fixed"
+    REPLAYED = "replayed"
+    REPLAY_EXHAUSTED = "replay_exhausted"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, given in exactly one of three forms.
+
+    Attributes:
+        text: Plain text, tokenised as it stands.
+        messages: Chat messages, put through the policy's chat template.
+        token_ids: Token ids, used as they are.
+        group_id: Names the group of samples drawn from this prompt; unique in a run.
+        data: The caller's own fields, carried to each rollout unchanged.
+    """
+
+    text: str | None = None
+    messages: tuple[Mapping[str, object], ...] | None = None
+    token_ids: tuple[int, ...] | None = None
+    group_id: str | None = None
+    data: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the scheduler knows when K is chosen for a step.
+
+    Attributes:
+        step_index: Counts the engine steps of this run, from 0.
+        batch_size: Requests scheduled in this step.
+        num_scheduled_tokens: Tokens the target model computes in this step.
+        num_waiting: Requests that wait for a place in the batch.
+    """
+
+    step_index: int
+    batch_size: int
+    num_scheduled_tokens: int
+    num_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """K for one step: how many tokens the drafter proposes for each request, and why."""
+
+    num_draft_tokens: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """One engine step, as the scheduler saw it. The per-request columns have one entry a request.
+
+    Attributes:
+        step_index: Counts the engine steps of this run, from 0.
+        started_seconds: Monotonic clock of the scheduler's process when the step was scheduled.
+        step_seconds: From scheduling to the update with the step's output.
+        num_scheduled_tokens: Tokens the target model computed (prompt chunks and drafts included).
+        num_waiting: Requests waiting when the step was scheduled.
+        num_draft_tokens: K decided in this step. The tokens it lets the drafter propose are
+            verified in the next step of the request.
+        reason: Why K was chosen.
+        request_ids: The engine's request ids.
+        num_drafted: Draft tokens verified in this step, by request.
+        num_accepted: How many of them were accepted; always the first ones.
+        num_emitted: Tokens sampled for the request in this step (0 in a prefill chunk).
+        context_lengths: Tokens of prompt and response before this step's output.
+    """
+
+    step_index: int
+    started_seconds: float
+    step_seconds: float
+    num_scheduled_tokens: int
+    num_waiting: int
+    num_draft_tokens: int
+    reason: Reason
+    request_ids: tuple[str, ...]
+    num_drafted: tuple[int, ...]
+    num_accepted: tuple[int, ...]
+    num_emitted: tuple[int, ...]
+    context_lengths: tuple[int, ...]
+
+    @property
+    def batch_size(self) -> int:
+        """Requests in this step."""
+        return len(self.request_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One finished response, with what an RL trainer needs.
+
+    Attributes:
+        group_id: The group (prompt) this sample belongs to.
+        sample_index: Position in the group, from 0.
+        prompt_token_ids: Token ids of the prompt.
+        completion_token_ids: Sampled token ids; the end-of-sequence token included when sampled.
+        logprobs: Natural log-probability of each sampled token under the target model.
+        logprobs_mode: `processed_logprobs` (after temperature, top_k and top_p, as trainers need)
+            or `raw_logprobs` (of the unscaled logits).
+        finish_reason: Why the response ended.
+        stop_reason: The stop string or token id that ended it, if one did.
+        text: The detokenised response, or None without a tokenizer.
+        seed: The request's own seed, or None if the engine's generator was used.
+        policy_version: Version of the policy that sampled the tokens.
+        drafter_version: Version of the drafter that proposed; `none` in plain decoding.
+        num_drafted: Draft tokens verified for this response.
+        num_accepted: How many of them were accepted.
+        num_drafted_by_position: Entry i counts the steps that verified at least i + 1 draft tokens.
+        num_accepted_by_position: Entry i counts the steps that accepted at least i + 1 of them.
+        num_steps: Engine steps in which the response got tokens.
+        started_seconds: When the prompt was handed to the engine, from the start of the call.
+        seconds: From then until the response was finished, waiting included.
+        data: The prompt's own fields.
+    """
+
+    group_id: str
+    sample_index: int
+    prompt_token_ids: tuple[int, ...]
+    completion_token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    logprobs_mode: str
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    text: str | None
+    seed: int | None
+    policy_version: int
+    drafter_version: str
+    num_drafted: int
+    num_accepted: int
+    num_drafted_by_position: tuple[int, ...]
+    num_accepted_by_position: tuple[int, ...]
+    num_steps: int
+    started_seconds: float
+    seconds: float
+    data: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per verification of drafts: 1 + accepted / verifications; 1.0 without drafts."""
+        num_verifications = self.num_drafted_by_position[0] if self.num_drafted_by_position else 0
+        return 1.0 + self.num_accepted / num_verifications if num_verifications else 1.0

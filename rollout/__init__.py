@@ -1,0 +1,1 @@
+"""Where stock vLLM is wrapped. Imports rlspec's core, never drafter_updates."""
