@@ -56,8 +56,8 @@ class DrafterConfig(_Section):
             "prompt_lookup_max": 3,
             "prompt_lookup_min": 2,
         },
-        description="vLLM's `speculative_config` under its own names; null loads no drafter at all. The default "
-        "is n-gram lookup: it needs no weights. `num_speculative_tokens` is the largest K of the engine.",
+        description="vLLM's `speculative_config` under its own names; null loads no drafter at all. The "
+        "default is n-gram lookup: it needs no weights. `num_speculative_tokens` is the engine's largest K.",
     )
     version: str | None = Field(
         None,
@@ -67,11 +67,12 @@ class DrafterConfig(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> DrafterConfig:
-        if self.speculative_config is not None and "num_speculative_tokens" not in self.speculative_config:
+        largest = (self.speculative_config or {"num_speculative_tokens": 1}).get("num_speculative_tokens")
+        if not isinstance(largest, int) or isinstance(largest, bool) or largest < 1:
             raise ConfigError(
                 "drafter.speculative_config",
                 given=self.speculative_config,
-                allowed="a mapping with num_speculative_tokens, the largest K of the engine",
+                allowed="a mapping with num_speculative_tokens (the largest K, an integer from 1)",
                 fix="Add num_speculative_tokens, or set it to null for no drafter.",
             )
         return self
@@ -107,7 +108,8 @@ class EngineConfig(_Section):
     vllm_args: dict[str, Any] = Field(
         default_factory=dict,
         description="vLLM's engine arguments under their own names (max_model_len, max_num_seqs, dtype, "
-        "tensor_parallel_size, ...). What is not named keeps vLLM's default, or for the embedded policy ours.",
+        "tensor_parallel_size, ...). What is not named keeps vLLM's default; the embedded policy brings "
+        "its own.",
     )
 
 

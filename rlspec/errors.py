@@ -80,6 +80,16 @@ def missing_extra(package: str, extra: str, feature: str) -> SetupError:
     )
 
 
+def missing_engine(error: ImportError) -> SetupError:
+    """The error for an environment in which vLLM cannot be imported."""
+    return SetupError(
+        "vllm",
+        given=f"import failed: {error}",
+        allowed="an environment with vLLM",
+        fix="Install it with: pip install 'rlspec[cpu]' (no GPU) or 'rlspec[gpu]'",
+    )
+
+
 def _shorten(value: object, limit: int = 200) -> str:
     text = value if isinstance(value, str) else repr(value)
     text = text if text else "''"

@@ -6,9 +6,10 @@ Times are seconds, token counts are plain integers, K is `num_draft_tokens`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class FinishReason(StrEnum):
@@ -56,13 +57,11 @@ class Load:
     Attributes:
         step_index: Counts the engine steps of this run, from 0.
         batch_size: Requests scheduled in this step.
-        num_scheduled_tokens: Tokens the target model computes in this step.
         num_waiting: Requests that wait for a place in the batch.
     """
 
     step_index: int
     batch_size: int
-    num_scheduled_tokens: int
     num_waiting: int
 
 
@@ -90,7 +89,8 @@ class StepFacts:
         request_ids: The engine's request ids.
         num_drafted: Draft tokens verified in this step, by request.
         num_accepted: How many of them were accepted; always the first ones.
-        num_emitted: Tokens sampled for the request in this step (0 in a prefill chunk).
+        num_emitted: Tokens the response got in this step: accepted + 1, fewer where a stop or the length
+            limit cut the step short, 0 in a prefill chunk.
         context_lengths: Tokens of prompt and response before this step's output.
     """
 
@@ -111,6 +111,17 @@ class StepFacts:
     def batch_size(self) -> int:
         """Requests in this step."""
         return len(self.request_ids)
+
+    def as_row(self) -> list[object]:
+        """The fields in order as plain values, for a message between processes."""
+        return [getattr(self, name) for name in self.__slots__]
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> StepFacts:
+        """The facts behind `as_row`."""
+        values = dict(zip(cls.__slots__, row, strict=True))
+        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list | tuple)}
+        return cls(**{**values, "reason": Reason(values["reason"])})
 
 
 @dataclass(frozen=True, slots=True)

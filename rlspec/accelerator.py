@@ -1,0 +1,166 @@
+"""Owns the one way in: `Accelerator(config)` puts engine, draft-length policy and metrics together.
+
+With `cli.py` and `demo.py` it is the composition root: it knows every part, and no part knows it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rlspec.config import Config, SamplingConfig, load_config, with_sampling
+from rlspec.errors import InputError, missing_engine
+from rlspec.metrics import Metrics
+from rlspec.prompts import PromptLike, Rejected, as_prompts, first_error
+from rlspec.speculation.policies import PolicySpec, fixed_spec, replay_spec
+from rlspec.types import Prompt, Rollout, StepFacts
+
+if TYPE_CHECKING:
+    from rollout.encoding import EncodedPrompt
+
+logger = logging.getLogger("rlspec.accelerator")
+
+
+class Accelerator:
+    """Draws rollouts from a policy on stock vLLM, speculating as the configuration says.
+
+    Not thread-safe; one call of `generate` or `stream` at a time.
+
+    Args:
+        config: The configuration, or the path of its YAML file; None is the embedded default policy.
+
+    Attributes:
+        config: The configuration.
+        metrics: Prometheus metrics of this accelerator.
+        steps: What each engine step of the last call did (about 1 kB a step at batch 32).
+
+    Raises:
+        ConfigError, ModelError, SetupError: The configuration, a checkpoint or this machine is refused.
+        EngineError: vLLM did not start.
+    """
+
+    def __init__(self, config: Config | str | Path | None = None) -> None:
+        self.config = config if isinstance(config, Config) else load_config(config)
+        self.metrics = Metrics()
+        self.steps: list[StepFacts] = []
+        try:  # Here, so that `import rlspec` loads neither torch nor vLLM.
+            from rollout.engine import RolloutEngine
+        except ImportError as error:
+            raise missing_engine(error) from error
+        self._engine = RolloutEngine(self.config, self.metrics)
+        port = self.config.observability.prometheus_port
+        if port is not None:
+            logger.info("metrics on http://127.0.0.1:%d/metrics", self.metrics.serve(port))
+
+    def generate(
+        self,
+        prompts: Sequence[PromptLike],
+        sampling: SamplingConfig | Mapping[str, Any] | None = None,
+        *,
+        k_trace: Sequence[int] | None = None,
+    ) -> list[Rollout]:
+        """Draw `sampling.n` samples of each prompt; groups in input order, samples in theirs.
+
+        Args:
+            prompts: Texts, token ids, chat messages or `Prompt`s.
+            sampling: Parameters under vLLM's names; a mapping changes some of the configuration's.
+            k_trace: K of each engine step, from `k_trace` of an earlier call: repeats a seeded run.
+
+        Raises:
+            InputError: A prompt or parameter is not accepted; nothing has been generated.
+            EngineError: The engine died.
+        """
+        order = {prompt.group_id: index for index, prompt in enumerate(as_prompts(prompts))}
+        rollouts = self.stream(prompts, sampling, k_trace=k_trace)
+        return sorted(rollouts, key=lambda rollout: (order[rollout.group_id], rollout.sample_index))
+
+    def stream(
+        self,
+        prompts: Sequence[PromptLike],
+        sampling: SamplingConfig | Mapping[str, Any] | None = None,
+        *,
+        k_trace: Sequence[int] | None = None,
+    ) -> Iterator[Rollout]:
+        """As `generate`, but yields each rollout as soon as it is finished.
+
+        Everything that can be refused is refused before this returns. Closing the iterator early aborts
+        what is still running.
+        """
+        accepted, rejected = self.encode(as_prompts(prompts))
+        if rejected:
+            raise first_error(rejected)
+        return self.stream_encoded(accepted, sampling, k_trace=k_trace)
+
+    def encode(self, prompts: Sequence[Prompt]) -> tuple[list[EncodedPrompt], list[Rejected]]:
+        """Token ids of each prompt, and the prompts that do not fit the policy with the reason."""
+        from rollout.encoding import encode_prompts
+
+        engine = self._engine
+        accepted: list[EncodedPrompt]
+        accepted, rejected = encode_prompts(
+            prompts, engine.tokenizer, max_model_len=engine.max_model_len, vocab_size=engine.vocab_size
+        )
+        return accepted, rejected
+
+    def stream_encoded(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        sampling: SamplingConfig | Mapping[str, Any] | None = None,
+        *,
+        k_trace: Sequence[int] | None = None,
+    ) -> Iterator[Rollout]:
+        """As `stream`, for prompts that `encode` accepted."""
+        from rollout.engine import RolloutRequest
+
+        if isinstance(sampling, SamplingConfig):
+            parameters = sampling
+        else:
+            parameters = with_sampling(self.config, sampling or {})
+        requests = (
+            RolloutRequest(prompt.group_id, index, prompt.token_ids, prompt.data)
+            for prompt in prompts
+            for index in range(parameters.n)
+        )
+        self.steps = []
+        policy = self._policy_spec(k_trace)
+        rollouts: Iterator[Rollout] = self._engine.run(requests, parameters, policy, self.steps.extend)
+        return rollouts
+
+    @property
+    def policy_path(self) -> str:
+        """Path or hub name of the policy's checkpoint."""
+        return str(self._engine.policy_path)
+
+    @property
+    def k_trace(self) -> list[int]:
+        """K of each engine step of the last call; replays it when given to `generate`."""
+        return [facts.num_draft_tokens for facts in self.steps]
+
+    def close(self) -> None:
+        """Stop the engine and free its memory."""
+        self.metrics.close()
+        self._engine.close()
+
+    def __enter__(self) -> Accelerator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _policy_spec(self, k_trace: Sequence[int] | None) -> PolicySpec:
+        if k_trace is None:
+            off = self.config.speculation.policy == "off"
+            return fixed_spec(0 if off else self.config.num_draft_tokens)
+        largest = self.config.drafter.max_draft_tokens
+        bad = next((k for k in k_trace if not 0 <= k <= largest), None)
+        if bad is not None:
+            allowed = f"0 to {largest}, the drafter's num_speculative_tokens"
+            raise InputError(
+                "k_trace", given=bad, allowed=allowed, fix="Replay with the drafter of that run."
+            )
+        return replay_spec(k_trace)

@@ -1,0 +1,1 @@
+"""The statistics and verdicts that show speculation to be lossless; they run no engine."""

@@ -1,0 +1,119 @@
+"""Owns the command line: `rlspec rollout | demo | config`, and the exit codes.
+
+0 done; 1 the demo found a token that speculation changed; 2 something given was not accepted;
+130 interrupted (finished groups are on disk).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlspec.config import Config, describe_config, load_config
+from rlspec.console import print_error
+from rlspec.errors import RlspecError
+from rlspec.logs import configure_logs
+
+EXIT_CHANGED = 1
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        config = load_config(arguments.config, arguments.set)
+        configure_logs(config.observability.log_level, config.observability.log_format)
+        return int(arguments.run(config, arguments))
+    except RlspecError as error:
+        print_error(error)
+        return EXIT_REFUSED
+    except KeyboardInterrupt:
+        print("rlspec: interrupted; finished groups are on disk, --resume continues", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rlspec", description="Faster, lossless rollouts on stock vLLM.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--config", type=Path, help="YAML file; without it the embedded default policy")
+    shared.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key: sampling.n=4 (repeatable)",
+    )
+    _add_rollout(commands, shared)
+    demo = commands.add_parser("demo", parents=[shared], help="plain and speculating rollouts side by side")
+    demo.add_argument("--runs", type=Path, default=Path("runs"), help="folder for results (default: runs)")
+    demo.set_defaults(run=_demo)
+    config = commands.add_parser("config", help="show or check a configuration")
+    verbs = config.add_subparsers(required=True, metavar="VERB")
+    verbs.add_parser("show", parents=[shared], help="print every key with its meaning").set_defaults(
+        run=_show
+    )
+    check = verbs.add_parser("check", parents=[shared], help="check keys, values and vLLM's arguments")
+    check.set_defaults(run=_check)
+    return parser
+
+
+def _add_rollout(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser
+) -> None:
+    rollout = commands.add_parser("rollout", parents=[shared], help="prompts file in, rollouts file out")
+    rollout.add_argument(
+        "--prompts", type=Path, required=True, help="JSONL: prompt, messages or prompt_token_ids"
+    )
+    rollout.add_argument(
+        "--out", type=Path, required=True, help="JSONL of rollouts, flushed a group at a time"
+    )
+    rollout.add_argument(
+        "--skip-bad", action="store_true", help="bad lines go to rejected.jsonl with the reason"
+    )
+    rollout.add_argument(
+        "--resume", action="store_true", help="continue --out without repeating finished groups"
+    )
+    rollout.add_argument("--k-trace", type=Path, help="replay K of each step from the .meta.json of a run")
+    rollout.set_defaults(run=_rollout)
+
+
+def _rollout(config: Config, arguments: argparse.Namespace) -> int:
+    from rlspec.rollout_command import RolloutJob, run_rollouts
+
+    job = RolloutJob(
+        prompts=arguments.prompts,
+        out=arguments.out,
+        skip_bad=arguments.skip_bad,
+        resume=arguments.resume,
+        k_trace=arguments.k_trace,
+    )
+    run_rollouts(config, job)
+    return 0
+
+
+def _demo(config: Config, arguments: argparse.Namespace) -> int:
+    from rlspec.demo import run_demo
+
+    return 0 if run_demo(config, arguments.runs) else EXIT_CHANGED
+
+
+def _show(config: Config, arguments: argparse.Namespace) -> int:
+    print(describe_config(config))
+    return 0
+
+
+def _check(config: Config, arguments: argparse.Namespace) -> int:
+    from rollout.vllm_args import engine_arguments
+
+    engine_arguments(config, config.policy.model)
+    print("The configuration is accepted.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Owns the Prometheus metrics: names, labels and what feeds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+
+from rlspec.types import Reason, Rollout, StepFacts
+
+STEP_SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+RESPONSE_TOKENS_BUCKETS = (16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+class Metrics:
+    """One registry of its own, so that several accelerators live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._server: WSGIServer | None = None
+        counter, registry = Counter, self.registry
+        self._rollouts = counter(
+            "rlspec_rollouts", "Finished responses.", ["finish_reason"], registry=registry
+        )
+        self._tokens = counter("rlspec_completion_tokens", "Tokens of finished responses.", registry=registry)
+        self._steps = counter(
+            "rlspec_engine_steps", "Engine steps by why K was chosen.", ["reason"], registry=registry
+        )
+        self._drafted = counter("rlspec_draft_tokens", "Draft tokens verified.", registry=registry)
+        self._accepted = counter(
+            "rlspec_accepted_tokens",
+            "Draft tokens accepted, by position from 1.",
+            ["position"],
+            registry=registry,
+        )
+        self._skipped = counter("rlspec_skipped", "What was skipped or refused.", ["what"], registry=registry)
+        self._k = Gauge("rlspec_num_draft_tokens", "K of the last step.", registry=registry)
+        self._batch = Gauge("rlspec_batch_size", "Requests in the last step.", registry=registry)
+        self._waiting = Gauge(
+            "rlspec_waiting_requests", "Requests waiting in the last step.", registry=registry
+        )
+        self._step_seconds = Histogram(
+            "rlspec_step_seconds", "Engine step time.", buckets=STEP_SECONDS_BUCKETS, registry=registry
+        )
+        self._lengths = Histogram(
+            "rlspec_response_tokens", "Tokens a response.", buckets=RESPONSE_TOKENS_BUCKETS, registry=registry
+        )
+
+    def observe_steps(self, steps: Iterable[StepFacts]) -> None:
+        """Count finished engine steps."""
+        for facts in steps:
+            self._steps.labels(facts.reason.value).inc()
+            self._step_seconds.observe(facts.step_seconds)
+            self._k.set(facts.num_draft_tokens)
+            self._batch.set(facts.batch_size)
+            self._waiting.set(facts.num_waiting)
+            self._drafted.inc(sum(facts.num_drafted))
+            for position in range(1, max(facts.num_accepted, default=0) + 1):
+                num_accepted = sum(accepted >= position for accepted in facts.num_accepted)
+                self._accepted.labels(str(position)).inc(num_accepted)
+            if facts.reason is Reason.REPLAY_EXHAUSTED:
+                self.count_skipped("replay_beyond_trace")
+
+    def observe_rollout(self, rollout: Rollout) -> None:
+        """Count one finished response."""
+        self._rollouts.labels(rollout.finish_reason.value).inc()
+        self._tokens.inc(len(rollout.completion_token_ids))
+        self._lengths.observe(len(rollout.completion_token_ids))
+
+    def count_skipped(self, what: str, count: int = 1) -> None:
+        """Count something that was asked for and not done."""
+        self._skipped.labels(what).inc(count)
+
+    def text(self) -> str:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry).decode()
+
+    def serve(self, port: int) -> int:
+        """Serve /metrics on 127.0.0.1; returns the port (a free one for 0)."""
+        self._server, _ = start_http_server(port, addr="127.0.0.1", registry=self.registry)
+        return int(self._server.server_port)
+
+    def close(self) -> None:
+        """Stop serving."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None

@@ -1,0 +1,184 @@
+"""Owns `rlspec rollout`: prompts file in, rollouts file out, a table and a report.
+
+    prompts.jsonl ─► read ─► encode ─► engine ─► groups ─► out.jsonl (flushed a group at a time)
+                       └── rejected.jsonl                   out.meta.json, out.report.html
+
+Part of the composition root, as `cli.py` is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlspec import provenance
+from rlspec.accelerator import Accelerator
+from rlspec.config import Config
+from rlspec.console import print_table, progress
+from rlspec.errors import InputError
+from rlspec.prompts import Rejected, first_error, read_prompts
+from rlspec.report import ArmReport, comparison_rows, write_report
+from rlspec.rollout_files import RolloutWriter, check_resumable, write_rejected
+from rlspec.statistics import summarise
+from rlspec.types import Rollout, StepFacts
+
+logger = logging.getLogger("rlspec.rollout")
+
+SAME_ON_RESUME = ("policy", "drafter", "speculation", "sampling")
+"""Sections of the configuration that must not change between a run and its continuation."""
+
+
+@dataclass(frozen=True)
+class RolloutJob:
+    """What `rlspec rollout` was asked to do."""
+
+    prompts: Path
+    out: Path
+    skip_bad: bool = False
+    resume: bool = False
+    k_trace: Path | None = None
+
+    @property
+    def meta(self) -> Path:
+        """Where the run is described: configuration, versions, K of each step."""
+        return self.out.with_suffix(".meta.json")
+
+    @property
+    def report(self) -> Path:
+        """The page with table and plots."""
+        return self.out.with_suffix(".report.html")
+
+    @property
+    def rejected(self) -> Path:
+        """Where the lines go that were not accepted."""
+        return self.out.with_name("rejected.jsonl")
+
+
+def run_rollouts(config: Config, job: RolloutJob) -> None:
+    """Draw the rollouts of a prompts file.
+
+    Raises:
+        RlspecError: Something is not accepted; groups that were finished are on disk.
+    """
+    prompts, rejected = read_prompts(job.prompts)
+    _check_rejected(job, rejected)
+    k_trace = _read_k_trace(job.k_trace) if job.k_trace else None
+    if job.resume:
+        _check_same_run(job.meta, config)
+    group_size = config.sampling.n
+    writing = RolloutWriter(job.out, group_size=group_size, resume=job.resume)
+    with writing as writer, Accelerator(config) as accelerator:
+        accepted, unfit = accelerator.encode(prompts)
+        _check_rejected(job, [*rejected, *unfit])
+        tokens = {prompt.group_id: prompt.token_ids for prompt in accepted}
+        check_resumable(writer.finished, tokens)
+        todo = [prompt for prompt in accepted if prompt.group_id not in writer.finished]
+        _write_meta(job.meta, config, k_trace=None)
+        started = time.perf_counter()
+        stream = accelerator.stream_encoded(todo, k_trace=k_trace)
+        shown = progress(stream, len(todo) * group_size, "rollouts")
+        rollouts = _write_groups(shown, writer, group_size)
+        seconds = time.perf_counter() - started
+        _write_meta(job.meta, config, k_trace=None if writer.finished else accelerator.k_trace)
+        (job.out.with_suffix(".prom")).write_text(accelerator.metrics.text(), encoding="utf-8")
+        _report(job, rollouts, accelerator.steps, seconds, len(writer.finished))
+
+
+def _write_groups(rollouts: Any, writer: RolloutWriter, num_samples: int) -> list[Rollout]:
+    """Write each group when its last sample is finished; all rollouts, for the report."""
+    done: list[Rollout] = []
+    groups: defaultdict[str, list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        done.append(rollout)
+        group = groups[rollout.group_id]
+        group.append(rollout)
+        if len(group) == num_samples:
+            writer.write_group(sorted(groups.pop(rollout.group_id), key=lambda sample: sample.sample_index))
+    return done
+
+
+def _check_rejected(job: RolloutJob, rejected: Sequence[Rejected]) -> None:
+    if not rejected:
+        return
+    if not job.skip_bad:
+        raise first_error(rejected)
+    job.rejected.parent.mkdir(parents=True, exist_ok=True)
+    write_rejected(job.rejected, rejected)
+    logger.warning("skipped %d bad prompts; the reasons are in %s", len(rejected), job.rejected)
+
+
+def _write_meta(path: Path, config: Config, k_trace: Sequence[int] | None) -> None:
+    meta = {
+        "command": provenance.command(),
+        "date": provenance.now(),
+        "versions": provenance.versions(),
+        "hardware": provenance.hardware(),
+        "config": config.model_dump(mode="json"),
+        # Unknown while the run goes on, and of no use for a run in several parts.
+        "k_trace": k_trace,
+    }
+    path.write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+
+
+def _read_meta(path: Path, field: str) -> Mapping[str, Any]:
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        allowed = "the .meta.json of an earlier run"
+        raise InputError(field, given=str(path), allowed=allowed, fix=f"Name that file ({error}).") from error
+    if not isinstance(meta, dict):
+        raise InputError(field, given=str(path), allowed="a JSON object", fix="Name the .meta.json of a run.")
+    return meta
+
+
+def _read_k_trace(path: Path) -> list[int]:
+    trace = _read_meta(path, "--k-trace").get("k_trace")
+    if not isinstance(trace, list) or not all(isinstance(k, int) for k in trace):
+        fix = "Only a run that ended, and was not resumed, can be replayed."
+        raise InputError("--k-trace", given=str(path), allowed="a file with the K of each step", fix=fix)
+    return trace
+
+
+def _check_same_run(meta_path: Path, config: Config) -> None:
+    """Refuse to continue a run under other settings than it was begun with."""
+    if not meta_path.exists():
+        return
+    before = _read_meta(meta_path, "--resume").get("config", {})
+    now = config.model_dump(mode="json")
+    for section in SAME_ON_RESUME:
+        for key, value in now[section].items():
+            earlier = before.get(section, {}).get(key)
+            if earlier != value:
+                fix = "Resume with the settings of the first run, or name another --out."
+                raise InputError(f"--resume: {section}.{key}", given=value, allowed=f"{earlier!r}", fix=fix)
+
+
+def _report(
+    job: RolloutJob, rollouts: list[Rollout], steps: list[StepFacts], seconds: float, num_resumed: int
+) -> None:
+    statistics = summarise(rollouts, steps, seconds)
+    arm = ArmReport(name="rollouts", statistics=statistics, rollouts=rollouts, steps=steps)
+    notes = (
+        [f"{num_resumed} groups were finished by an earlier run and are not counted here."]
+        if num_resumed
+        else []
+    )
+    write_report(
+        job.report,
+        [arm],
+        title="rlspec rollouts",
+        command=provenance.command(),
+        versions=provenance.versions(),
+        hardware=provenance.hardware(),
+        notes=notes,
+    )
+    print_table("Rollouts", [arm.name], comparison_rows([arm]))
+    for note in notes:
+        print(note)
+    print(f"{job.out}\n{job.report}")

@@ -1,0 +1,274 @@
+"""Owns one running vLLM engine: requests in, rollouts out, a record of every step.
+
+One run:
+    requests (lazily) ─► waiting ─► vLLM steps ─► finished ─► Rollout
+                                       └─► StepFacts ─► tallies by request, metrics, the caller
+
+A run may be closed half-way: what is still in the engine is then aborted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm import LLM, RequestOutput, SamplingParams
+from vllm.exceptions import VLLMError
+from vllm.v1.engine.core_client import InprocClient
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from rlspec.config import Config, SamplingConfig
+from rlspec.errors import EngineError, InputError
+from rlspec.metrics import Metrics
+from rlspec.speculation.policies import PolicySpec
+from rlspec.types import FinishReason, Rollout, StepFacts
+from rollout.engine_start import drafter_version, start_engine
+from rollout.sampling import check_sampling, sample_seed, vllm_sampling_params
+
+logger = logging.getLogger("rlspec.rollout.engine")
+
+STEPS_BETWEEN_FETCHES = 64
+"""The scheduler is asked for its steps at least this often; from another process a call costs about 1 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """One sample to draw: a prompt's token ids and which sample of its group it is."""
+
+    group_id: str
+    sample_index: int
+    prompt_token_ids: tuple[int, ...]
+    data: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """What is known of a request between its submission and its end."""
+
+    request: RolloutRequest
+    internal_id: str
+    seed: int | None
+    started_seconds: float
+    num_steps: int = 0
+    drafted_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+
+    def add_step(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+        if num_emitted:
+            self.num_steps += 1
+        while len(self.drafted_by_position) < num_drafted:
+            self.drafted_by_position.append(0)
+            self.accepted_by_position.append(0)
+        for position in range(num_drafted):
+            self.drafted_by_position[position] += 1
+        for position in range(num_accepted):
+            self.accepted_by_position[position] += 1
+
+
+class RolloutEngine:
+    """A policy and its drafter on one stock vLLM engine. Not thread-safe; one run at a time.
+
+    Raises:
+        ConfigError, ModelError, SetupError: Configuration, checkpoint or machine do not allow it.
+        EngineError: vLLM did not start.
+    """
+
+    def __init__(self, config: Config, metrics: Metrics) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.policy_version = config.policy.version
+        self._llm: LLM = start_engine(config)
+        self.drafter_version = drafter_version(config.drafter)
+        model_config = self._llm.llm_engine.model_config
+        self.policy_path: str = model_config.model
+        self.max_model_len: int = model_config.max_model_len
+        self.vocab_size: int = model_config.get_vocab_size()
+        self.logprobs_mode: str = str(model_config.logprobs_mode)
+        self._max_in_engine = 2 * self._llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
+        self._request_numbers = itertools.count()
+        self._is_running = False
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer (transformers), or None with `skip_tokenizer_init`."""
+        return self._llm.llm_engine.tokenizer
+
+    def run(
+        self,
+        requests: Iterable[RolloutRequest],
+        sampling: SamplingConfig,
+        policy: PolicySpec,
+        on_steps: Callable[[Sequence[StepFacts]], None],
+    ) -> Iterator[Rollout]:
+        """Draw the requested samples and yield each when it is finished.
+
+        Args:
+            requests: Taken lazily; the engine holds at most two batches of them.
+            sampling: Parameters of all of them.
+            policy: Who chooses K.
+            on_steps: Called with the engine's steps as they become known.
+
+        Raises:
+            InputError: The sampling parameters are not accepted.
+            EngineError: Another run is not finished, or the engine died (while iterating).
+        """
+        check_sampling(sampling, speculating=self.config.drafter.speculative_config is not None)
+        return self._guarded(_Run(self, requests, sampling, on_steps), policy)
+
+    def _guarded(self, run: _Run, policy: PolicySpec) -> Iterator[Rollout]:
+        if self._is_running:
+            fix = "Finish or close the iterator of the earlier call first."
+            raise EngineError("run", given="a second run", allowed="one run at a time", fix=fix)
+        self._is_running = True
+        try:
+            self._call_scheduler("begin", policy)
+            yield from run.rollouts()
+        except EngineDeadError as error:
+            fix = "See vLLM's log above for the cause; make a new Accelerator."
+            raise EngineError("engine", given="died while running", allowed="alive", fix=fix) from error
+        finally:
+            self._is_running = False
+
+    def close(self) -> None:
+        """Stop the engine and free its memory."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+    def submit(self, request: RolloutRequest, params: SamplingParams, seed: int | None) -> tuple[str, str]:
+        """Hand one request to vLLM; returns its id, which outputs name, and vLLM's own, which steps name."""
+        params = params.clone()
+        params.seed = seed
+        prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+        request_id = str(next(self._request_numbers))
+        try:
+            return request_id, self._llm.llm_engine.add_request(request_id, prompt, params)
+        except (ValueError, VLLMError) as error:
+            given = f"group {request.group_id}, {len(request.prompt_token_ids)} prompt tokens"
+            fix = "Correct the prompt or the sampling parameters."
+            raise InputError("request", given=given, allowed=str(error), fix=fix) from error
+
+    def step(self) -> list[RequestOutput]:
+        """One engine step; the requests that finished in it."""
+        return [output for output in self._llm.llm_engine.step() if output.finished]
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Drop requests that have not finished."""
+        self._llm.llm_engine.abort_request(list(request_ids))
+        while self._llm.llm_engine.has_unfinished_requests():
+            self._llm.llm_engine.step()
+
+    def take_steps(self) -> list[StepFacts]:
+        """The engine's steps since the last call."""
+        if isinstance(self._llm.llm_engine.engine_core, InprocClient):
+            return self._call_scheduler("take_steps")
+        return [StepFacts.from_row(row) for row in self._call_scheduler("take_step_rows")]
+
+    @property
+    def max_in_engine(self) -> int:
+        """Requests handed to vLLM at a time: two full batches, so that it never waits for one."""
+        return self._max_in_engine
+
+    def _call_scheduler(self, method: str, *args: Any) -> Any:
+        """Call a method of our scheduler, wherever the engine core runs."""
+        client = self._llm.llm_engine.engine_core
+        if isinstance(client, InprocClient):
+            return client.engine_core.rlspec_call(method, *args)
+        return client.call_utility("rlspec_call", method, *args)
+
+
+class _Run:
+    """One call of `RolloutEngine.run`."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        requests: Iterable[RolloutRequest],
+        sampling: SamplingConfig,
+        on_steps: Callable[[Sequence[StepFacts]], None],
+    ) -> None:
+        self._engine = engine
+        self._requests = iter(requests)
+        self._sampling = sampling
+        self._params = vllm_sampling_params(sampling)
+        self._on_steps = on_steps
+        self._in_flight: dict[str, _InFlight] = {}
+        self._request_ids: dict[str, str] = {}  # by vLLM's own id
+        self._started = time.perf_counter()
+
+    def rollouts(self) -> Iterator[Rollout]:
+        """Submit, step and yield until every request is finished; abort the rest when closed early."""
+        num_unfetched_steps = 0
+        try:
+            while self._top_up():
+                finished = self._engine.step()
+                num_unfetched_steps += 1
+                if finished or num_unfetched_steps >= STEPS_BETWEEN_FETCHES:
+                    self._fetch_steps()
+                    num_unfetched_steps = 0
+                for output in finished:
+                    yield self._rollout(output)
+            self._fetch_steps()
+        finally:
+            if self._in_flight:
+                self._engine.abort(list(self._in_flight))
+                self._engine.metrics.count_skipped("aborted_requests", len(self._in_flight))
+
+    def _top_up(self) -> bool:
+        """Hand requests to vLLM up to the limit; whether any is in flight."""
+        for request in itertools.islice(self._requests, self._engine.max_in_engine - len(self._in_flight)):
+            seed = sample_seed(self._sampling.seed, request.group_id, request.sample_index)
+            request_id, internal_id = self._engine.submit(request, self._params, seed)
+            self._request_ids[internal_id] = request_id
+            self._in_flight[request_id] = _InFlight(
+                request, internal_id, seed, time.perf_counter() - self._started
+            )
+        return bool(self._in_flight)
+
+    def _fetch_steps(self) -> None:
+        steps = self._engine.take_steps()
+        for facts in steps:
+            columns = zip(
+                facts.request_ids, facts.num_drafted, facts.num_accepted, facts.num_emitted, strict=True
+            )
+            for internal_id, *counts in columns:
+                if internal_id in self._request_ids:
+                    self._in_flight[self._request_ids[internal_id]].add_step(*counts)
+        self._engine.metrics.observe_steps(steps)
+        self._on_steps(steps)
+
+    def _rollout(self, output: RequestOutput) -> Rollout:
+        """The finished request as a rollout."""
+        record = self._in_flight.pop(output.request_id)
+        del self._request_ids[record.internal_id]
+        completion = output.outputs[0]
+        token_ids = tuple(completion.token_ids)
+        rollout = Rollout(
+            group_id=record.request.group_id,
+            sample_index=record.request.sample_index,
+            prompt_token_ids=record.request.prompt_token_ids,
+            completion_token_ids=token_ids,
+            logprobs=tuple(
+                position[token].logprob
+                for position, token in zip(completion.logprobs, token_ids, strict=True)
+            ),
+            logprobs_mode=self._engine.logprobs_mode,
+            finish_reason=FinishReason(completion.finish_reason),
+            stop_reason=completion.stop_reason,
+            text=completion.text if self._engine.tokenizer is not None else None,
+            seed=record.seed,
+            policy_version=self._engine.policy_version,
+            drafter_version=self._engine.drafter_version,
+            num_drafted=sum(record.drafted_by_position),
+            num_accepted=sum(record.accepted_by_position),
+            num_drafted_by_position=tuple(record.drafted_by_position),
+            num_accepted_by_position=tuple(record.accepted_by_position),
+            num_steps=record.num_steps,
+            started_seconds=record.started_seconds,
+            seconds=time.perf_counter() - self._started - record.started_seconds,
+            data=record.request.data,
+        )
+        self._engine.metrics.observe_rollout(rollout)
+        return rollout

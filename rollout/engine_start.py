@@ -1,0 +1,86 @@
+"""Owns how an engine is started: everything that can be refused is refused before the long part."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from vllm import LLM
+from vllm.exceptions import VLLMError
+
+from rlspec.config import Config, DrafterConfig
+from rlspec.errors import EngineError
+from rollout.checkpoints import check_drafter, read_checkpoint, weights_fingerprint
+from rollout.embedded_policy import embedded_policy_path
+from rollout.vllm_args import engine_arguments, engine_environment
+from rollout.vllm_patches import PatchStatus, patch_statuses, require_patches
+from rollout.vllm_support import installed_vllm_version, require_supported_vllm
+
+logger = logging.getLogger("rlspec.rollout.engine")
+
+NO_ROOM_FOR_KV_CACHE = ("KV cache", "cache blocks", "kv_cache_memory_bytes")
+"""How vLLM 0.32 words its refusals when the KV cache does not fit (v1/core/kv_cache_utils.py)."""
+
+
+def start_engine(config: Config) -> LLM:
+    """Check versions, checkpoints and arguments, start vLLM, and check that the patches took.
+
+    Raises:
+        ConfigError, ModelError, SetupError: Refused before vLLM was started, or a patch did not take.
+        EngineError: vLLM did not start.
+    """
+    started = time.perf_counter()
+    warning = require_supported_vllm(installed_vllm_version(), config.engine.allow_unsupported_vllm)
+    if warning:
+        logger.warning(warning)
+    policy_path = str(embedded_policy_path()) if config.is_embedded else config.policy.model
+    arguments = engine_arguments(config, policy_path)
+    policy = read_checkpoint(policy_path, "policy.model")
+    if policy is not None and config.drafter.speculative_config is not None:
+        check_drafter(policy, config.drafter.speculative_config)
+    with engine_environment(config):
+        llm = _start_vllm(arguments)
+    require_patches(patch_statuses())
+    for rows in llm.collective_rpc("rlspec_patch_rows"):
+        require_patches(tuple(PatchStatus(*row) for row in rows))
+    logger.info("engine ready in %.1f s: %s", time.perf_counter() - started, policy_path)
+    return llm
+
+
+def drafter_version(drafter: DrafterConfig) -> str:
+    """The drafter's name in rollouts: `none`, the method, or method and weights' fingerprint."""
+    if drafter.version is not None:
+        return drafter.version
+    speculative = drafter.speculative_config
+    if speculative is None:
+        return "none"
+    method, model = speculative.get("method", "draft_model"), speculative.get("model")
+    checkpoint = (
+        read_checkpoint(model, "drafter.speculative_config.model") if _has_weights(speculative) else None
+    )
+    if checkpoint is not None:
+        return f"{method}:{weights_fingerprint(checkpoint.path)}"
+    return f"{method}:{model}" if model else str(method)
+
+
+def _has_weights(speculative: dict[str, Any]) -> bool:
+    return speculative.get("model") is not None and speculative.get("method") != "custom_class"
+
+
+def _start_vllm(arguments: dict[str, Any]) -> LLM:
+    try:
+        return LLM(**arguments)
+    except (ValueError, RuntimeError, OSError, MemoryError, AssertionError, VLLMError) as error:
+        reason = str(error).strip() or type(error).__name__
+        if any(words in reason for words in NO_ROOM_FOR_KV_CACHE):
+            raise EngineError(
+                "engine.vllm_args.kv_cache_memory_bytes",
+                given=arguments.get("kv_cache_memory_bytes", "vLLM's own choice"),
+                allowed=reason,
+                fix="Give the KV cache more memory, or lower engine.vllm_args.max_model_len.",
+            ) from error
+        fix = "The cause is above; correct engine.vllm_args, policy.model or drafter.speculative_config."
+        raise EngineError(
+            "engine", given=arguments["model"], allowed=f"a start without: {reason}", fix=fix
+        ) from error

@@ -1,0 +1,66 @@
+"""Owns the way from our sampling parameters to vLLM's, and what speculation cannot honour."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.exceptions import VLLMError
+from vllm.sampling_params import RequestOutputKind
+
+from rlspec.config import SamplingConfig
+from rlspec.errors import InputError, UnsupportedSamplingError
+
+IGNORED_WHILE_SPECULATING: Mapping[str, Callable[[Any], bool]] = {
+    "min_p": lambda value: value > 0.0,
+    "logit_bias": bool,
+}
+"""Parameters that vLLM 0.32 cannot honour for draft tokens, and whether a value asks for them."""
+
+
+def check_sampling(sampling: SamplingConfig, *, speculating: bool) -> None:
+    """Refuse what would not be honoured.
+
+    Raises:
+        UnsupportedSamplingError: A parameter that speculation cannot honour, with a drafter loaded.
+        InputError: Several samples of a greedy response, which would all be the same.
+    """
+    if sampling.n > 1 and sampling.temperature == 0.0:
+        fix = "Set sampling.n to 1 or raise sampling.temperature."
+        raise InputError("sampling.n", given=sampling.n, allowed="1 at temperature 0 (greedy)", fix=fix)
+    for name, asks in IGNORED_WHILE_SPECULATING.items() if speculating else ():
+        value = getattr(sampling, name)
+        if value is not None and asks(value):
+            raise UnsupportedSamplingError(
+                f"sampling.{name}",
+                given=value,
+                allowed="not set while speculating: vLLM cannot apply it to draft tokens",
+                fix="Remove it, or set drafter.speculative_config to null for plain decoding.",
+            )
+
+
+def vllm_sampling_params(sampling: SamplingConfig) -> SamplingParams:
+    """vLLM's parameters of one sample (n is ours: each sample is a request of its own).
+
+    Raises:
+        InputError: vLLM does not accept a value.
+    """
+    given = sampling.model_dump(exclude={"n", "seed"}, exclude_none=True)
+    try:
+        return SamplingParams(**given, n=1, logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY)
+    except (ValueError, TypeError, VLLMError) as error:
+        fix = "`rlspec config show` lists the parameters."
+        raise InputError("sampling", given=given, allowed=str(error), fix=fix) from error
+
+
+def sample_seed(base_seed: int | None, group_id: str, sample_index: int) -> int | None:
+    """The seed of one sample: 63 bits of a sha256 over base seed, group and index.
+
+    It depends on nothing else, so a resumed or reordered run gives each sample the same seed.
+    """
+    if base_seed is None:
+        return None
+    digest = hashlib.sha256(f"{base_seed}/{sample_index}/{group_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
