@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from rlspec.config import Config, describe_config, load_config
 from rlspec.console import print_error
 from rlspec.errors import RlspecError
 from rlspec.logs import configure_logs
+from rlspec.openmp import openmp_environment, restart_with_openmp
 
 EXIT_CHANGED = 1
 EXIT_REFUSED = 2
@@ -52,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", parents=[shared], help="plain and speculating rollouts side by side")
     demo.add_argument("--runs", type=Path, default=Path("runs"), help="folder for results (default: runs)")
     demo.set_defaults(run=_demo)
+    commands.add_parser(
+        "env", parents=[shared], help='OpenMP settings for programs with a CPU engine: eval "$(rlspec env)"'
+    ).set_defaults(run=_env)
     config = commands.add_parser("config", help="show or check a configuration")
     verbs = config.add_subparsers(required=True, metavar="VERB")
     verbs.add_parser("show", parents=[shared], help="print every key with its meaning").set_defaults(
@@ -85,6 +90,7 @@ def _add_rollout(
 def _rollout(config: Config, arguments: argparse.Namespace) -> int:
     from rlspec.rollout_command import RolloutJob, run_rollouts
 
+    restart_with_openmp()
     job = RolloutJob(
         prompts=arguments.prompts,
         out=arguments.out,
@@ -99,11 +105,18 @@ def _rollout(config: Config, arguments: argparse.Namespace) -> int:
 def _demo(config: Config, arguments: argparse.Namespace) -> int:
     from rlspec.demo import run_demo
 
+    restart_with_openmp()
     return 0 if run_demo(config, arguments.runs) else EXIT_CHANGED
 
 
 def _show(config: Config, arguments: argparse.Namespace) -> int:
     print(describe_config(config))
+    return 0
+
+
+def _env(config: Config, arguments: argparse.Namespace) -> int:
+    for name, value in openmp_environment(os.environ).items():
+        print(f"export {name}='{value}'")
     return 0
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.exceptions import VLLMError
+from vllm.inputs import tokens_input
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -141,7 +142,7 @@ class RolloutEngine:
         """Hand one request to vLLM; returns its id, which outputs name, and vLLM's own, which steps name."""
         params = params.clone()
         params.seed = seed
-        prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+        prompt = tokens_input(list(request.prompt_token_ids))
         request_id = str(next(self._request_numbers))
         try:
             return request_id, self._llm.llm_engine.add_request(request_id, prompt, params)

@@ -11,6 +11,7 @@ from vllm.exceptions import VLLMError
 
 from rlspec.config import Config, DrafterConfig
 from rlspec.errors import EngineError
+from rlspec.openmp import warn_without_openmp
 from rollout.checkpoints import check_drafter, read_checkpoint, weights_fingerprint
 from rollout.embedded_policy import embedded_policy_path
 from rollout.vllm_args import engine_arguments, engine_environment
@@ -34,6 +35,7 @@ def start_engine(config: Config) -> LLM:
     warning = require_supported_vllm(installed_vllm_version(), config.engine.allow_unsupported_vllm)
     if warning:
         logger.warning(warning)
+    warn_without_openmp()
     policy_path = str(embedded_policy_path()) if config.is_embedded else config.policy.model
     arguments = engine_arguments(config, policy_path)
     policy = read_checkpoint(policy_path, "policy.model")

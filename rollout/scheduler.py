@@ -105,13 +105,15 @@ class _LiveScheduling:
         if not scheduler_output.total_num_scheduled_tokens:
             return super().update_from_output(scheduler_output, model_runner_output)
         contexts = self._context_lengths(scheduler_output)
+        # Before vLLM cuts the sampled tokens at a stop, as its own counters do.
+        verified = _verified(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         emitted = {
             output.request_id: len(output.new_token_ids)
             for client_outputs in outputs.values()
             for output in client_outputs.outputs
         }
-        self._record(scheduler_output, model_runner_output, contexts, emitted)
+        self._record(scheduler_output, verified, contexts, emitted)
         return outputs
 
     def _context_lengths(self, scheduler_output: SchedulerOutput) -> tuple[int, ...]:
@@ -121,14 +123,13 @@ class _LiveScheduling:
     def _record(
         self,
         scheduler_output: SchedulerOutput,
-        model_runner_output: ModelRunnerOutput,
+        verified: tuple[tuple[int, ...], tuple[int, ...]],
         contexts: tuple[int, ...],
         emitted: dict[str, int],
     ) -> None:
         step = self._scheduled.popleft()
         ended_seconds = time.perf_counter()
         request_ids = tuple(scheduler_output.num_scheduled_tokens)
-        drafted, accepted = _verified(scheduler_output, model_runner_output)
         facts = StepFacts(
             step_index=self._num_steps,
             started_seconds=step.started_seconds,
@@ -139,8 +140,8 @@ class _LiveScheduling:
             num_draft_tokens=step.decision.num_draft_tokens,
             reason=step.decision.reason,
             request_ids=request_ids,
-            num_drafted=drafted,
-            num_accepted=accepted,
+            num_drafted=verified[0],
+            num_accepted=verified[1],
             num_emitted=tuple(emitted.get(request_id, 0) for request_id in request_ids),
             context_lengths=contexts,
         )

@@ -1,0 +1,32 @@
+"""The engine core in a process of its own: the same rollouts, and our scheduler is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rlspec import Accelerator, Config
+from rlspec.errors import EngineError
+from tests.integration.conftest import REPEATING_PROMPT
+
+
+def test_same_tokens_steps_and_death(tiny_config: Callable[..., Config]) -> None:
+    config = tiny_config("draft_model")
+    engine = config.engine.model_copy(update={"in_process": False})
+    sampling = {"n": 3, "seed": 1}
+    with Accelerator(config) as inside:
+        expected = inside.generate([REPEATING_PROMPT], sampling)
+    accelerator = Accelerator(config.model_copy(update={"engine": engine}))
+    rollouts = accelerator.generate([REPEATING_PROMPT], sampling)
+    assert [r.completion_token_ids for r in rollouts] == [r.completion_token_ids for r in expected]
+    assert [r.num_accepted for r in rollouts] == [r.num_accepted for r in expected]
+    assert len(accelerator.steps) == max(rollout.num_steps for rollout in rollouts)
+    replayed = accelerator.generate([REPEATING_PROMPT], sampling, k_trace=accelerator.k_trace)
+    assert [r.completion_token_ids for r in replayed] == [r.completion_token_ids for r in expected]
+
+    stream = accelerator.stream([REPEATING_PROMPT] * 8, {"n": 4, "max_tokens": 200})
+    next(stream)
+    accelerator._engine._llm.llm_engine.engine_core.shutdown()
+    with pytest.raises(EngineError):
+        list(stream)
