@@ -1,8 +1,7 @@
-"""Owns what can be refused about checkpoints from their files alone (long: facts and verdicts in one place).
+"""Owns what checkpoint directories hold, read from their files without torch or vLLM.
 
-`read_checkpoint` gathers the facts, `check_drafter` judges a drafter beside its policy. Neither loads torch
-or vLLM: config.json is JSON, and safetensors is an 8-byte length, a JSON header and raw numbers. The numbers
-are read here, because numpy knows no bfloat16.
+config.json is JSON; safetensors is an 8-byte length, a JSON header and raw numbers. The numbers are read
+here, because numpy knows no bfloat16. `drafter_checks.py` judges these facts.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from numpy.typing import NDArray
 
 from rlspec.errors import ModelError
 
-DRAFTER_FIELD = "drafter.speculative_config.model"
-
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt")
 """Weight files in the order in which vLLM looks for them; the first kind that is there counts."""
 
@@ -34,15 +31,6 @@ NUMPY_DTYPES: Mapping[str, str] = {
 }
 """safetensors' names; bfloat16 is read as its 16 bits."""
 
-BF16_EXPONENT = 0x7F80
-"""All exponent bits set means NaN or infinity."""
-
-CHUNK_NUMBERS = 1 << 24
-"""Numbers looked at in one go, so that a large embedding needs no second copy in memory."""
-
-NUM_AUX_LAYERS = 3
-"""Layers of the policy whose hidden states an EAGLE-3 head reads, unless its config lists others."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -53,6 +41,14 @@ class Tensor:
     shape: tuple[int, ...]
     offset_bytes: int
     size_bytes: int
+
+    def numbers(self) -> NDArray[Any]:
+        """The numbers, flat, mapped from the file; empty for formats unknown here (FP8, BOOL)."""
+        dtype = NUMPY_DTYPES.get(self.dtype)
+        if dtype is None or self.size_bytes == 0:
+            return np.empty(0, dtype=np.float32)
+        count = self.size_bytes // np.dtype(dtype).itemsize
+        return np.memmap(self.file, dtype=dtype, mode="r", offset=self.offset_bytes, shape=(count,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,64 +114,6 @@ def read_checkpoint(path_or_name: str | Path, field: str) -> CheckpointFacts | N
     _require_weights(path, field)
     tensors = {name: tensor for file in _weight_files(path) for name, tensor in _tensors_of(file, field)}
     return _facts(path, config, tensors)
-
-
-def check_drafter(policy: CheckpointFacts, speculative_config: Mapping[str, Any]) -> None:
-    """Check a drafter with weights beside its policy; methods and formats unknown here are left to vLLM.
-
-    Raises:
-        ModelError: The drafter is incomplete or does not fit the policy.
-    """
-    model = speculative_config.get("model")
-    method = speculative_config.get("method") or _method_of_name(str(model))
-    if model is None or method not in ("eagle", "eagle3", "draft_model"):
-        return
-    drafter = read_checkpoint(model, DRAFTER_FIELD)
-    if drafter is None:
-        return
-    if method == "draft_model":
-        heterogeneous = bool(speculative_config.get("use_heterogeneous_vocab", False))
-        check_draft_model(policy, drafter, use_heterogeneous_vocab=heterogeneous)
-    else:
-        check_draft_head(policy, drafter, method)
-
-
-def check_draft_model(
-    policy: CheckpointFacts, draft: CheckpointFacts, *, use_heterogeneous_vocab: bool = False
-) -> None:
-    """Check a drafter that is a whole language model.
-
-    Raises:
-        ModelError: It is a draft head, or its vocabulary is not the policy's.
-    """
-    if draft.speculators_type or "eagle" in draft.architecture.lower():
-        raise _misfit(
-            given=f"{draft.path} with the architecture {draft.architecture}",
-            allowed="a whole language model, for the method draft_model",
-            fix=f"Set drafter.speculative_config.method to {draft.speculators_type or 'eagle3 (or eagle)'}.",
-        )
-    if not use_heterogeneous_vocab:
-        fix = "Use a draft model of the policy's family, or set use_heterogeneous_vocab to true."
-        _require_equal("vocab_size", draft.vocab_size, policy.vocab_size, draft, fix)
-
-
-def check_draft_head(policy: CheckpointFacts, head: CheckpointFacts, method: str) -> None:
-    """Check an EAGLE or EAGLE-3 head, in vLLM's own format or that of `speculators`.
-
-    Raises:
-        ModelError: A size differs from the policy's, a tensor is missing or misshapen, the draft vocabulary
-            does not map into the policy's, or a weight is not finite.
-    """
-    fix = "Use a head that was trained for this policy."
-    _require_equal("vocab_size", head.vocab_size, policy.vocab_size, head, fix)
-    width = head.target_hidden_size or head.hidden_size
-    _require_equal("hidden_size of the policy", width, policy.hidden_size, head, fix)
-    if method == "eagle3":
-        _check_aux_layers(policy, head)
-    if head.tensors:
-        _check_shapes(policy, head, method)
-        _check_draft_vocabulary(policy, head)
-        _check_finite(head)
 
 
 def weights_fingerprint(path: str | Path) -> str:
@@ -272,129 +210,3 @@ def _facts(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor])
         speculators_type=config.get("speculators_model_type"),
         tensors=tensors,
     )
-
-
-def _method_of_name(model: str) -> str:
-    """vLLM 0.32's guess at the method when none is given (config/speculative.py)."""
-    name = model.lower()
-    return "eagle" if "eagle-" in name else "eagle3" if "eagle3" in name else "draft_model"
-
-
-def _check_aux_layers(policy: CheckpointFacts, head: CheckpointFacts) -> None:
-    """vLLM collects a layer once and skips one that the policy lacks; then `fc` gets too few columns."""
-    depth = policy.num_hidden_layers
-    if depth is None or not head.uses_aux_layers:
-        return
-    default = (2, depth // 2, depth - 3)  # vLLM 0.32: model_executor/models/interfaces.py
-    layers = head.aux_layer_ids or default
-    if len(set(layers)) < len(layers) or not all(0 <= layer <= depth for layer in layers):
-        raise _misfit(
-            given=f"{head.path}, which reads the policy's layers {layers}"
-            + ("" if head.aux_layer_ids else " (vLLM's default)"),
-            allowed=f"distinct layers from 0 (the embeddings) to {depth}",
-            fix="Write the layers it was trained on into its config.json: eagle_aux_hidden_state_layer_ids.",
-        )
-
-
-def _check_shapes(policy: CheckpointFacts, head: CheckpointFacts, method: str) -> None:
-    shapes = head.tensor_shapes
-    hidden, width = head.hidden_size, policy.hidden_size
-    if width is None or policy.vocab_size is None:
-        return
-    num_drafts = head.draft_vocab_size or head.vocab_size
-    expected: dict[str, tuple[int | None, ...]] = {}
-    if method == "eagle":
-        expected["fc.weight"] = (hidden, 2 * width)  # the token's embedding and the hidden state
-    elif head.uses_aux_layers:
-        expected["fc.weight"] = (hidden, (len(head.aux_layer_ids) or NUM_AUX_LAYERS) * width)
-    # Without its own, vLLM shares the policy's where the shapes agree, and leaves random numbers otherwise.
-    if "embed_tokens.weight" in shapes or hidden != width:
-        expected["embed_tokens.weight"] = (head.vocab_size, hidden)
-    if "lm_head.weight" in shapes or hidden != width or num_drafts != policy.vocab_size:
-        expected["lm_head.weight"] = (num_drafts, hidden)
-    for name, shape in expected.items():
-        found = shapes.get(name)
-        if found is None and any(other.startswith(name.removesuffix("weight")) for other in shapes):
-            continue  # quantised: its numbers have other names
-        if found is None or not _agree(found, shape):
-            raise _misfit(
-                given=f"{head.path} with {name} {'missing' if found is None else f'of shape {found}'}",
-                allowed=f"{name} of shape {shape}, for a policy of hidden size {width}",
-                fix=f"Use a head that was trained for this policy with the method {method}.",
-            )
-
-
-def _agree(found: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
-    pairs = zip(found, expected, strict=False)
-    return len(found) == len(expected) and all(wanted in (None, size) for size, wanted in pairs)
-
-
-def _check_draft_vocabulary(policy: CheckpointFacts, head: CheckpointFacts) -> None:
-    """Draft token i stands for the policy's token i + d2t[i]."""
-    vocab_size, num_drafts = policy.vocab_size, head.draft_vocab_size or head.vocab_size
-    if vocab_size is None or num_drafts is None:
-        return
-    mapping = head.tensors.get("d2t")
-    if num_drafts > vocab_size:
-        given, allowed = f"draft_vocab_size {num_drafts}", f"at most the policy's vocab_size {vocab_size}"
-    elif mapping is None:
-        if num_drafts == vocab_size:
-            return
-        given, allowed = f"draft_vocab_size {num_drafts} without d2t", "d2t, one offset a draft token"
-    elif num_drafts == vocab_size:
-        given, allowed = (
-            f"d2t and a draft_vocab_size of {num_drafts}",
-            "no d2t for the policy's own vocabulary",
-        )
-    elif mapping.shape != (num_drafts,):
-        given, allowed = f"d2t of shape {mapping.shape}", f"d2t of shape {(num_drafts,)}, one a draft token"
-    else:
-        token_ids = np.arange(num_drafts) + _read(mapping)
-        inside = bool(((token_ids >= 0) & (token_ids < vocab_size)).all())
-        if inside and len(np.unique(token_ids)) == num_drafts:
-            return
-        given = f"d2t that leads to tokens {token_ids.min()} to {token_ids.max()}"
-        given += ", some of them twice" if inside else ""
-        allowed = f"distinct tokens from 0 to {vocab_size - 1}"
-    fix = "Use a head that was trained for this policy, or export it again with its d2t."
-    raise _misfit(given=f"{head.path} with {given}", allowed=allowed, fix=fix)
-
-
-def _check_finite(head: CheckpointFacts) -> None:
-    for name, tensor in head.tensors.items():
-        numbers = _read(tensor)
-        for start in range(0, len(numbers), CHUNK_NUMBERS):
-            chunk = numbers[start : start + CHUNK_NUMBERS]
-            finite = (
-                (chunk & BF16_EXPONENT) != BF16_EXPONENT if tensor.dtype == "BF16" else np.isfinite(chunk)
-            )
-            if not finite.all():
-                raise _misfit(
-                    given=f"{head.path} with NaN or infinity in {name}",
-                    allowed="finite weights",
-                    fix="Use an earlier checkpoint of the head: its training diverged.",
-                )
-
-
-def _read(tensor: Tensor) -> NDArray[Any]:
-    """The numbers of a tensor, flat, mapped from the file; empty for formats unknown here (FP8, BOOL)."""
-    dtype = NUMPY_DTYPES.get(tensor.dtype)
-    if dtype is None or tensor.size_bytes == 0:
-        return np.empty(0, dtype=np.float32)
-    count = tensor.size_bytes // np.dtype(dtype).itemsize
-    return np.memmap(tensor.file, dtype=dtype, mode="r", offset=tensor.offset_bytes, shape=(count,))
-
-
-def _misfit(*, given: str, allowed: str, fix: str) -> ModelError:
-    return ModelError(DRAFTER_FIELD, given=given, allowed=allowed, fix=fix)
-
-
-def _require_equal(
-    name: str, found: int | None, wanted: int | None, drafter: CheckpointFacts, fix: str
-) -> None:
-    if found is not None and wanted is not None and found != wanted:
-        raise _misfit(
-            given=f"{drafter.path} with {name} {found}",
-            allowed=f"{name} {wanted}, as the policy has",
-            fix=fix,
-        )

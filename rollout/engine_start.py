@@ -12,7 +12,8 @@ from vllm.exceptions import VLLMError
 from rlspec.config import Config, DrafterConfig
 from rlspec.errors import EngineError
 from rlspec.openmp import warn_without_openmp
-from rollout.checkpoints import check_drafter, read_checkpoint, weights_fingerprint
+from rollout.checkpoints import read_checkpoint, weights_fingerprint
+from rollout.drafter_checks import check_drafter
 from rollout.embedded_policy import embedded_policy_path
 from rollout.vllm_args import engine_arguments, engine_environment
 from rollout.vllm_patches import PatchStatus, patch_statuses, require_patches
