@@ -1,7 +1,7 @@
 """Measures what rlspec's layer costs on plain decoding, and writes docs/results/engine.json.
 
 Two engines with no drafter in one process, interleaved pairs in alternating order: stock `LLM.generate`
-against `Accelerator.generate` (own scheduler, step records, rollouts). Then the demo and the import are timed.
+against `Accelerator` (own scheduler, step records, rollouts). Then the demo and the import are timed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import sys
 import time
 from pathlib import Path
 
+from rlspec.statistics import bootstrap_upper_bound
+
 from rlspec.accelerator import Accelerator
 from rlspec.arithmetic import arithmetic_prompts
 from rlspec.config import load_config
 from rlspec.openmp import restart_with_openmp
 from rlspec.provenance import write_result
-from rlspec.statistics import bootstrap_upper_bound
 
 RESULT = Path(__file__).resolve().parents[1] / "docs" / "results" / "engine.json"
 NUM_PROMPTS = 8

@@ -156,6 +156,10 @@ class Accelerator:
         if k_trace is None:
             off = self.config.speculation.policy == "off"
             return fixed_spec(0 if off else self.config.num_draft_tokens)
+        if not self.config.engine.in_process:
+            fix = "Set engine.in_process to true, or leave k_trace out: a fixed K repeats in both modes."
+            allowed = "none with engine.in_process: false, where requests reach running steps by chance"
+            raise InputError("k_trace", given=f"{len(k_trace)} steps", allowed=allowed, fix=fix)
         largest = self.config.drafter.max_draft_tokens
         bad = next((k for k in k_trace if not 0 <= k <= largest), None)
         if bad is not None:

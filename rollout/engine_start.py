@@ -16,8 +16,8 @@ from rollout.checkpoints import read_checkpoint, weights_fingerprint
 from rollout.drafter_checks import check_drafter
 from rollout.embedded_policy import embedded_policy_path
 from rollout.vllm_args import engine_arguments, engine_environment
-from rollout.vllm_patches import PatchStatus, patch_statuses, require_patches
-from rollout.vllm_support import installed_vllm_version, require_supported_vllm
+from rollout.vllm_patches import patch_statuses, require_patches
+from rollout.vllm_support import PatchStatus, installed_vllm_version, require_supported_vllm
 
 logger = logging.getLogger("rlspec.rollout.engine")
 
