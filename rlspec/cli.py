@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = _parser().parse_args(argv)
     try:
-        config = load_config(arguments.config, arguments.set)
+        config = load_config(arguments.config, [*arguments.preset, *arguments.set])
         configure_logs(config.observability.log_level, config.observability.log_format)
         return int(arguments.run(config, arguments))
     except RlspecError as error:
@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlspec", description="Faster, lossless rollouts on stock vLLM.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     shared = argparse.ArgumentParser(add_help=False)
+    shared.set_defaults(preset=[])
     shared.add_argument("--config", type=Path, help="YAML file; without it the embedded default policy")
     shared.add_argument(
         "--set",
@@ -53,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_rollout(commands, shared)
     demo = commands.add_parser("demo", parents=[shared], help="plain and speculating rollouts side by side")
     demo.add_argument("--runs", type=Path, default=Path("runs"), help="folder for results (default: runs)")
-    demo.set_defaults(run=_demo)
+    # Two engines print every warning twice.
+    demo.set_defaults(run=_demo, preset=["observability.vllm_log_level=error"])
     commands.add_parser(
         "env", parents=[shared], help='OpenMP settings for programs with a CPU engine: eval "$(rlspec env)"'
     ).set_defaults(run=_env)

@@ -74,7 +74,8 @@ def run_demo(config: Config, runs: Path) -> bool:
     """
     started = time.perf_counter()
     folder = runs / time.strftime("%Y-%m-%dT%H-%M-%S")
-    plain_config = parse_config({**config.model_dump(), "drafter": {"speculative_config": None}})
+    without_drafter = {"drafter": {"speculative_config": None}, "speculation": {}}
+    plain_config = parse_config({**config.model_dump(), **without_drafter})
     with Accelerator(plain_config) as plain, Accelerator(config) as speculating:
         arms = [_Arm("plain", plain), _Arm("speculating", speculating)]
         for arm in arms:  # The first steps allocate; they are not measured.

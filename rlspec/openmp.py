@@ -19,6 +19,7 @@ LIBRARY = "libiomp5.so"
 DEFAULTS = {
     # Milliseconds a thread spins after its work. Intel's default of 200 starves a second process.
     "KMP_BLOCKTIME": "1",
+    "KMP_WARNINGS": "0",
 }
 
 

@@ -19,7 +19,6 @@ from typing import Any
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.exceptions import VLLMError
 from vllm.inputs import tokens_input
-from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rlspec.config import Config, SamplingConfig
@@ -27,6 +26,7 @@ from rlspec.errors import EngineError, InputError
 from rlspec.metrics import Metrics
 from rlspec.speculation.policies import PolicySpec
 from rlspec.types import FinishReason, Rollout, StepFacts
+from rollout.engine_core import EngineCoreLine
 from rollout.engine_start import drafter_version, start_engine
 from rollout.sampling import check_sampling, sample_seed, vllm_sampling_params
 
@@ -83,6 +83,7 @@ class RolloutEngine:
         self.metrics = metrics
         self.policy_version = config.policy.version
         self._llm: LLM = start_engine(config)
+        self._core = EngineCoreLine(self._llm)
         self.drafter_version = drafter_version(config.drafter)
         model_config = self._llm.llm_engine.model_config
         self.policy_path: str = model_config.model
@@ -126,7 +127,7 @@ class RolloutEngine:
             raise EngineError("run", given="a second run", allowed="one run at a time", fix=fix)
         self._is_running = True
         try:
-            self._call_scheduler("begin", policy)
+            self._core.call("begin", policy)
             yield from run.rollouts()
         except EngineDeadError as error:
             fix = "See vLLM's log above for the cause; make a new Accelerator."
@@ -136,7 +137,7 @@ class RolloutEngine:
 
     def close(self) -> None:
         """Stop the engine and free its memory."""
-        self._llm.llm_engine.engine_core.shutdown()
+        self._core.close()
 
     def submit(self, request: RolloutRequest, params: SamplingParams, seed: int | None) -> tuple[str, str]:
         """Hand one request to vLLM; returns its id, which outputs name, and vLLM's own, which steps name."""
@@ -163,21 +164,12 @@ class RolloutEngine:
 
     def take_steps(self) -> list[StepFacts]:
         """The engine's steps since the last call."""
-        if isinstance(self._llm.llm_engine.engine_core, InprocClient):
-            return self._call_scheduler("take_steps")
-        return [StepFacts.from_row(row) for row in self._call_scheduler("take_step_rows")]
+        return self._core.take_steps()
 
     @property
     def max_in_engine(self) -> int:
         """Requests handed to vLLM at a time: two full batches, so that it never waits for one."""
         return self._max_in_engine
-
-    def _call_scheduler(self, method: str, *args: Any) -> Any:
-        """Call a method of our scheduler, wherever the engine core runs."""
-        client = self._llm.llm_engine.engine_core
-        if isinstance(client, InprocClient):
-            return client.engine_core.rlspec_call(method, *args)
-        return client.call_utility("rlspec_call", method, *args)
 
 
 class _Run:
@@ -212,6 +204,10 @@ class _Run:
                 for output in finished:
                     yield self._rollout(output)
             self._fetch_steps()
+        except EngineDeadError:
+            self._engine.metrics.count_skipped("requests_lost_with_the_engine", len(self._in_flight))
+            self._in_flight.clear()  # nobody is left to abort them
+            raise
         finally:
             if self._in_flight:
                 self._engine.abort(list(self._in_flight))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from typing import Any
 
 from vllm import LLM
@@ -73,7 +74,10 @@ def _has_weights(speculative: dict[str, Any]) -> bool:
 
 def _start_vllm(arguments: dict[str, Any]) -> LLM:
     try:
-        return LLM(**arguments)
+        with warnings.catch_warnings():
+            # vLLM's kernel registration looks at every object of every module, deprecated ones of torch too.
+            warnings.filterwarnings("ignore", message=".*torch.distributed.reduce_op", category=FutureWarning)
+            return LLM(**arguments)
     except (ValueError, RuntimeError, OSError, MemoryError, AssertionError, VLLMError) as error:
         reason = str(error).strip() or type(error).__name__
         if any(words in reason for words in NO_ROOM_FOR_KV_CACHE):
