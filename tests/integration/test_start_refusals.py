@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rlspec import Accelerator, Config, parse_config
-from rlspec.errors import ConfigError, ModelError, RlspecError, UnsupportedSamplingError
+from rlspec.errors import ConfigError, ModelError, RlspecError, SetupError, UnsupportedSamplingError
+from rollout.vllm_support import PatchStatus
 from tests.tiny_models import write_tiny_eagle3_head, write_tiny_target
 
 
@@ -90,3 +91,26 @@ def test_draft_head_for_another_policy(target: Path, tmp_path: Path, other: dict
     with pytest.raises(ModelError) as caught:
         Accelerator(config)
     assert caught.value.field.startswith("drafter.speculative_config.model")
+
+
+def test_unknown_vllm_is_refused_unless_allowed(
+    tiny_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rollout.engine_start.installed_vllm_version", lambda: "0.31.0")
+    config = tiny_config("none")
+    with pytest.raises(SetupError) as caught:
+        Accelerator(config)
+    assert (caught.value.field, caught.value.given) == ("vllm version", "0.31.0")
+    assert "allow_unsupported_vllm" in caught.value.fix
+    allowed = config.engine.model_copy(update={"allow_unsupported_vllm": True})
+    with Accelerator(config.model_copy(update={"engine": allowed})):
+        assert "0.31.0 was not tested" in caplog.text
+
+
+def test_a_patch_that_did_not_take_is_refused_by_name(
+    tiny_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = PatchStatus("expand_kernel", False, "It gives wrong numbers.")
+    monkeypatch.setattr("rollout.engine_start.patch_statuses", lambda: (fault,))
+    with pytest.raises(SetupError, match="expand_kernel"):
+        Accelerator(tiny_config("none"))

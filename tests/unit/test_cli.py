@@ -1,0 +1,66 @@
+"""The command line: exit codes, messages, and what needs no engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlspec.cli import EXIT_INTERRUPTED, EXIT_REFUSED, main
+from rlspec.config import Config, load_config, parse_config
+
+
+@pytest.fixture(autouse=True)
+def _restore_logger() -> Iterator[None]:
+    logger = logging.getLogger("rlspec")
+    before = (logger.handlers, logger.level, logger.propagate)
+    yield
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def test_config_show_prints_what_load_config_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--set", "sampling.n=3"]) == 0
+    config = parse_config(yaml.safe_load(capsys.readouterr().out))
+    assert config == load_config(None, ["sampling.n=3"])
+
+
+def test_user_errors_exit_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--set", "samplng.n=3"]) == EXIT_REFUSED
+    err = capsys.readouterr().err
+    assert err.startswith("rlspec: ConfigError: samplng")
+    assert "Did you mean 'sampling'?" in err
+    assert "Traceback" not in err
+
+
+def test_missing_prompts_are_refused_before_any_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ["rollout", "--prompts", str(tmp_path / "none.jsonl"), "--out", str(tmp_path / "out.jsonl")]
+    assert main(job) == EXIT_REFUSED
+    assert "No such file" in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_interruption_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(config: Config) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlspec.cli.describe_config", interrupt)
+    assert main(["config", "show"]) == EXIT_INTERRUPTED
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_env_prints_what_a_shell_can_eval(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libiomp5.so").touch()
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    assert main(["env"]) == 0
+    assert f"export LD_PRELOAD='{tmp_path}/lib/libiomp5.so'" in capsys.readouterr().out
