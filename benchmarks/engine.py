@@ -15,13 +15,12 @@ import sys
 import time
 from pathlib import Path
 
-from rlspec.statistics import bootstrap_upper_bound
-
 from rlspec.accelerator import Accelerator
 from rlspec.arithmetic import arithmetic_prompts
 from rlspec.config import load_config
 from rlspec.openmp import restart_with_openmp
 from rlspec.provenance import write_result
+from rlspec.statistics import bootstrap_upper_bound
 
 RESULT = Path(__file__).resolve().parents[1] / "docs" / "results" / "engine.json"
 NUM_PROMPTS = 8

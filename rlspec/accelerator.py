@@ -50,10 +50,14 @@ class Accelerator:
             from rollout.engine import RolloutEngine
         except ImportError as error:
             raise missing_engine(error) from error
-        self._engine = RolloutEngine(self.config, self.metrics)
         port = self.config.observability.prometheus_port
         if port is not None:
             logger.info("metrics on http://127.0.0.1:%d/metrics", self.metrics.serve(port))
+        try:
+            self._engine = RolloutEngine(self.config, self.metrics)
+        except BaseException:  # whatever it was, it goes on; the port is free again
+            self.metrics.close()
+            raise
 
     def generate(
         self,
@@ -73,8 +77,9 @@ class Accelerator:
             InputError: A prompt or parameter is not accepted; nothing has been generated.
             EngineError: The engine died.
         """
-        order = {prompt.group_id: index for index, prompt in enumerate(as_prompts(prompts))}
-        rollouts = self.stream(prompts, sampling, k_trace=k_trace)
+        checked = as_prompts(prompts)
+        order = {prompt.group_id: index for index, prompt in enumerate(checked)}
+        rollouts = self.stream(checked, sampling, k_trace=k_trace)
         return sorted(rollouts, key=lambda rollout: (order[rollout.group_id], rollout.sample_index))
 
     def stream(
@@ -161,7 +166,7 @@ class Accelerator:
             allowed = "none with engine.in_process: false, where requests reach running steps by chance"
             raise InputError("k_trace", given=f"{len(k_trace)} steps", allowed=allowed, fix=fix)
         largest = self.config.drafter.max_draft_tokens
-        bad = next((k for k in k_trace if not 0 <= k <= largest), None)
+        bad = next((k for k in k_trace if not isinstance(k, int) or not 0 <= k <= largest), None)
         if bad is not None:
             allowed = f"0 to {largest}, the drafter's num_speculative_tokens"
             raise InputError(

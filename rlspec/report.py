@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlspec.errors import missing_extra
+from rlspec.rollout_files import write_text
 from rlspec.statistics import RunStatistics, active_requests_over_time, tokens_per_second_over_time
 from rlspec.types import Rollout, StepFacts
 
@@ -90,6 +90,7 @@ def write_report(
 
     Raises:
         SetupError: matplotlib or jinja2 is not installed.
+        InputError: The file cannot be written.
     """
     try:
         import jinja2
@@ -107,11 +108,7 @@ def write_report(
         hardware=hardware,
         notes=notes,
     )
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f"{target.name}.tmp")
-    unfinished.write_text(page, encoding="utf-8")
-    os.replace(unfinished, target)
+    write_text(path, page)
 
 
 def _k_used(statistics: RunStatistics) -> str:

@@ -24,7 +24,7 @@ from rlspec.console import print_table, progress
 from rlspec.errors import InputError
 from rlspec.prompts import Rejected, first_error, read_prompts
 from rlspec.report import ArmReport, comparison_rows, write_report
-from rlspec.rollout_files import RolloutWriter, check_resumable, write_rejected
+from rlspec.rollout_files import RolloutWriter, check_resumable, write_rejected, write_text
 from rlspec.statistics import summarise
 from rlspec.types import Rollout, StepFacts
 
@@ -66,6 +66,9 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
     Raises:
         RlspecError: Something is not accepted; groups that were finished are on disk.
     """
+    if job.out == job.rejected:
+        fix = "Name another file."
+        raise InputError("--out", given=str(job.out), allowed="another name: bad lines go there", fix=fix)
     prompts, rejected = read_prompts(job.prompts)
     _check_rejected(job, rejected)
     k_trace = _read_k_trace(job.k_trace) if job.k_trace else None
@@ -86,7 +89,7 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
         rollouts = _write_groups(shown, writer, group_size)
         seconds = time.perf_counter() - started
         _write_meta(job.meta, config, k_trace=None if writer.finished else accelerator.k_trace)
-        (job.out.with_suffix(".prom")).write_text(accelerator.metrics.text(), encoding="utf-8")
+        write_text(job.out.with_suffix(".prom"), accelerator.metrics.text())
         _report(job, rollouts, accelerator.steps, seconds, len(writer.finished))
 
 
@@ -108,7 +111,6 @@ def _check_rejected(job: RolloutJob, rejected: Sequence[Rejected]) -> None:
         return
     if not job.skip_bad:
         raise first_error(rejected)
-    job.rejected.parent.mkdir(parents=True, exist_ok=True)
     write_rejected(job.rejected, rejected)
     logger.warning("skipped %d bad prompts; the reasons are in %s", len(rejected), job.rejected)
 
@@ -123,7 +125,7 @@ def _write_meta(path: Path, config: Config, k_trace: Sequence[int] | None) -> No
         # Unknown while the run goes on, and of no use for a run in several parts.
         "k_trace": k_trace,
     }
-    path.write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(meta, indent=1) + "\n")
 
 
 def _read_meta(path: Path, field: str) -> Mapping[str, Any]:

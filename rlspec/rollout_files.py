@@ -6,6 +6,7 @@ torn group at the end; `open_for_resume` cuts that off.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -56,6 +57,12 @@ class RolloutWriter:
             if self.path.exists() and self.path.stat().st_size:
                 self._take_over(resume)
             self._file = self.path.open("ab")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            fix = "Wait for that run, or name another --out."
+            given = f"{path}, which another run is writing"
+            raise InputError("--out", given=given, allowed="a file of this run alone", fix=fix) from error
         except OSError as error:
             fix = f"{error.strerror}. Name another file."
             raise InputError(
@@ -147,7 +154,23 @@ def write_rejected(path: str | Path, rejected: Sequence[Rejected]) -> None:
     lines = (
         json.dumps({"where": item.where, "reason": str(item.error), "line": item.given}) for item in rejected
     )
-    Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a whole file in one step: readers see the old one or the new one.
+
+    Raises:
+        InputError: It cannot be written; an older file is left as it was.
+    """
+    unfinished = Path(f"{path}.tmp")
+    try:
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+    except OSError as error:
+        fix = f"{error.strerror}. Finished groups are kept; free space or name another --out."
+        raise InputError("output", given=str(path), allowed="a file that can be written", fix=fix) from error
 
 
 def _whole_groups(path: Path, group_size: int) -> tuple[dict[str, list[Rollout]], int]:

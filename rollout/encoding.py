@@ -50,13 +50,13 @@ def encode_prompts(
 
 def _token_ids(prompt: Prompt, tokenizer: Any, where: str) -> tuple[int, ...]:
     if prompt.token_ids is not None:
-        return tuple(prompt.token_ids)
+        return tuple(map(int, prompt.token_ids))
     if tokenizer is None:
         fix = "Give prompt_token_ids, or remove engine.vllm_args.skip_tokenizer_init."
         raise InputError(where, given="text", allowed="token ids: no tokenizer is loaded", fix=fix)
-    if prompt.text is not None:
-        return tuple(tokenizer(prompt.text)["input_ids"])
     try:
+        if prompt.text is not None:
+            return tuple(tokenizer(prompt.text)["input_ids"])
         return tuple(
             tokenizer.apply_chat_template(
                 [dict(message) for message in prompt.messages or ()],
@@ -66,6 +66,6 @@ def _token_ids(prompt: Prompt, tokenizer: Any, where: str) -> tuple[int, ...]:
             )["input_ids"]
         )
     except (ValueError, TypeError, KeyError, jinja2.TemplateError) as error:
-        fix = "Correct the messages, or give prompt or prompt_token_ids."
-        allowed = f"messages that the policy's chat template takes ({error})"
-        raise InputError(where, given=prompt.messages, allowed=allowed, fix=fix) from error
+        fix = "Correct it, or give prompt_token_ids."
+        allowed = f"what the policy's tokenizer and chat template take ({error})"
+        raise InputError(where, given=prompt.text or prompt.messages, allowed=allowed, fix=fix) from error

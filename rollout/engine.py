@@ -93,6 +93,7 @@ class RolloutEngine:
         self._max_in_engine = 2 * self._llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
         self._request_numbers = itertools.count()
         self._is_running = False
+        self._is_closed = False
 
     @property
     def tokenizer(self) -> Any:
@@ -118,7 +119,14 @@ class RolloutEngine:
             InputError: The sampling parameters are not accepted.
             EngineError: Another run is not finished, or the engine died (while iterating).
         """
-        check_sampling(sampling, speculating=self.config.drafter.speculative_config is not None)
+        if self._is_closed:
+            fix = "Make a new Accelerator."
+            raise EngineError("engine", given="closed", allowed="an open engine", fix=fix)
+        check_sampling(
+            sampling,
+            speculating=self.config.drafter.speculative_config is not None,
+            has_tokenizer=self.tokenizer is not None,
+        )
         return self._guarded(_Run(self, requests, sampling, on_steps), policy)
 
     def _guarded(self, run: _Run, policy: PolicySpec) -> Iterator[Rollout]:
@@ -136,8 +144,10 @@ class RolloutEngine:
             self._is_running = False
 
     def close(self) -> None:
-        """Stop the engine and free its memory."""
-        self._core.close()
+        """Stop the engine and free its memory; a second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._core.close()
 
     def submit(self, request: RolloutRequest, params: SamplingParams, seed: int | None) -> tuple[str, str]:
         """Hand one request to vLLM; returns its id, which outputs name, and vLLM's own, which steps name."""

@@ -20,16 +20,31 @@ IGNORED_WHILE_SPECULATING: Mapping[str, Callable[[Any], bool]] = {
 """Parameters that vLLM 0.32 cannot honour for draft tokens, and whether a value asks for them."""
 
 
-def check_sampling(sampling: SamplingConfig, *, speculating: bool) -> None:
+NEED_TOKENIZER = ("stop", "bad_words")
+"""Parameters in text, which vLLM 0.32 silently ignores without a tokenizer."""
+
+
+def check_sampling(sampling: SamplingConfig, *, speculating: bool, has_tokenizer: bool) -> None:
     """Refuse what would not be honoured.
+
+    Args:
+        sampling: The parameters.
+        speculating: Whether a drafter is loaded.
+        has_tokenizer: False with `skip_tokenizer_init`.
 
     Raises:
         UnsupportedSamplingError: A parameter that speculation cannot honour, with a drafter loaded.
-        InputError: Several samples of a greedy response, which would all be the same.
+        InputError: Several samples of a greedy response, which would all be the same; a parameter in text
+            without a tokenizer.
     """
     if sampling.n > 1 and sampling.temperature == 0.0:
         fix = "Set sampling.n to 1 or raise sampling.temperature."
         raise InputError("sampling.n", given=sampling.n, allowed="1 at temperature 0 (greedy)", fix=fix)
+    for name in () if has_tokenizer else NEED_TOKENIZER:
+        if getattr(sampling, name):
+            fix = "Use stop_token_ids, or remove engine.vllm_args.skip_tokenizer_init."
+            allowed = "not set without a tokenizer: vLLM would ignore it"
+            raise InputError(f"sampling.{name}", given=getattr(sampling, name), allowed=allowed, fix=fix)
     for name, asks in IGNORED_WHILE_SPECULATING.items() if speculating else ():
         value = getattr(sampling, name)
         if value is not None and asks(value):

@@ -90,7 +90,7 @@ def _check_owned(arguments: Mapping[str, Any]) -> None:
             fix = f"Remove it; set instead: {OWNED_BY_RLSPEC[name]}."
             allowed = "vLLM's arguments other than those rlspec sets"
             raise ConfigError(f"engine.vllm_args.{name}", given=arguments[name], allowed=allowed, fix=fix)
-    if int(arguments.get("data_parallel_size", 1)) > 1:
+    if arguments.get("data_parallel_size", 1) != 1:
         raise ConfigError(
             "engine.vllm_args.data_parallel_size",
             given=arguments["data_parallel_size"],

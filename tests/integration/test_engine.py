@@ -157,6 +157,9 @@ def test_speculation_changes_no_greedy_token(
         ([(1, 2)], {"top_p": 2.0}, InputError, "sampling"),
         ([(1, 2)], {"allowed_token_ids": [99]}, InputError, "request"),
         ([(1, 2)], {"temprature": 1.0}, ConfigError, "sampling.temprature"),
+        ([(1, 2)], {"repetition_penalty": -1.0}, InputError, "sampling"),
+        ([(1, 2)], {"top_k": -7}, InputError, "sampling"),
+        ([(1, 2)], {"stop": ["x"]}, InputError, "sampling.stop"),
     ],
 )
 def test_bad_input_is_refused_and_the_engine_goes_on(
@@ -172,6 +175,14 @@ def test_bad_input_is_refused_and_the_engine_goes_on(
 def test_k_trace_that_the_drafter_cannot_follow_is_refused(accelerator: Accelerator) -> None:
     with pytest.raises(InputError, match="0 to 3"):
         accelerator.generate([REPEATING_PROMPT], k_trace=[4])
+
+
+def test_closed_accelerator_says_so(tiny_config: Callable[..., Config]) -> None:
+    with Accelerator(tiny_config("none")) as closed:
+        assert closed.generate([], {"n": 1}) == []
+    closed.close()
+    with pytest.raises(EngineError, match="closed"):
+        closed.generate([REPEATING_PROMPT])
 
 
 def test_no_memory_for_the_kv_cache_is_said(tiny_config: Callable[..., Config]) -> None:

@@ -61,6 +61,11 @@ def test_config_is_frozen() -> None:
             "num_speculative_tokens",
         ),
         ("drafter.speculative_config={num_speculative_tokens: x}", "drafter.speculative_config", "integer"),
+        ("drafter.speculative_config={}", "drafter.speculative_config", "num_speculative_tokens"),
+        ("sampling.n=true", "sampling.n", "integer"),
+        ("sampling.temperature=.inf", "sampling.temperature", "finite"),
+        ("sampling.temperature=.nan", "sampling.temperature", "finite"),
+        ("policy.model=''", "policy.model", "at least 1 character"),
         ("sampling", "--set", "key.path=value"),
         ("sampling.=1", "--set", "key.path=value"),
         ("sampling.n.x=1", "sampling.n", "integer"),
@@ -74,8 +79,8 @@ def test_bad_override_is_refused_by_name(override: str, field: str, hint: str) -
     assert hint in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["- 1\n- 2\n", "a: [", "\x00"])
-def test_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["- 1\n- 2\n", "a: [", "\x00", "sampling: {n: 1}\nsampling: {n: 2}"])
+def test_file_that_is_no_mapping_with_each_key_once_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"bad\.yaml"):

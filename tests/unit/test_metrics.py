@@ -3,6 +3,9 @@
 import urllib.request
 from dataclasses import replace
 
+import pytest
+
+from rlspec.errors import ConfigError
 from rlspec.metrics import Metrics
 from rlspec.types import Reason
 from tests.unit.test_rollout_files import ROLLOUT
@@ -35,4 +38,7 @@ def test_served_over_http() -> None:
     port = metrics.serve(0)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         assert b"rlspec_step_seconds" in answer.read()
+    with pytest.raises(ConfigError, match="Address already in use"):
+        Metrics().serve(port)
+    metrics.close()
     metrics.close()

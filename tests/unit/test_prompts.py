@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlspec.errors import InputError
@@ -50,7 +51,13 @@ def test_good_lines_in_their_three_forms(tmp_path: Path) -> None:
         ('{"messages": [{"role": "user"}]}', "line 2: messages", "`content`"),
         ('{"messages": ["hi"]}', "line 2: messages", "`role`"),
         ('{"messages": []}', "line 2: messages", "at least one"),
-        ('{"prompt": "x", "group_id": [1]}', "line 2: group_id", "a string or integer"),
+        ('{"prompt": "x", "group_id": [1]}', "line 2: group_id", "not empty, or an integer"),
+        ('{"prompt": "x", "group_id": ""}', "line 2: group_id", "not empty"),
+        ('{"prompt": "x", "group_id": true}', "line 2: group_id", "an integer"),
+        ('{"prompt": "x", "prompt": "y"}', "line 2", "given twice"),
+        ('{"prompt": "x", "score": NaN}', "line 2", "NaN is no JSON"),
+        ("[" * 100_000, "line 2", "one JSON object"),
+        ('{"prompt_token_ids": [1' + "0" * 5000 + "]}", "line 2", "one JSON object"),
         ('{"prompt": "x", "group_id": "1"}', "line 2: group_id", "line 1 has it too"),
     ],
 )
@@ -83,7 +90,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_forms_of_a_call() -> None:
     message = {"role": "user", "content": "x"}
-    prompts = as_prompts(["x", [1, 2], [message], Prompt(text="y", group_id="mine")])
+    prompts = as_prompts(["x", np.array([1, 2]), [message], Prompt(text="y", group_id="mine")])
     assert [prompt.group_id for prompt in prompts] == ["0", "1", "2", "mine"]
     assert prompts[1].token_ids == (1, 2)
     assert prompts[2].messages == (message,)
@@ -98,6 +105,10 @@ def test_forms_of_a_call() -> None:
         ([[]], "prompts[0]: prompt_token_ids"),
         ([["a", "b"]], "prompts[0]: prompt_token_ids"),
         ([Prompt()], "prompts[0]"),
+        (None, "prompts"),
+        ((text for text in ["a"]), "prompts"),
+        ([b"bytes"], "prompts[0]"),
+        ([np.array([[1], [2]])], "prompts[0]: prompt_token_ids"),
         ([Prompt(text="a", token_ids=(1,))], "prompts[0]"),
         ([Prompt(text="a", group_id="g"), Prompt(text="b", group_id="g")], "prompts[1].group_id"),
     ],

@@ -14,6 +14,7 @@ from rlspec.rollout_files import (
     read_rollouts,
     rollout_from_line,
     rollout_to_line,
+    write_text,
 )
 from rlspec.types import FinishReason, Rollout
 
@@ -123,6 +124,22 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, text: str) -> No
     with pytest.raises(InputError, match="line 1"):
         open_writer(path, resume=True)
     assert path.read_text() == text
+
+
+def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:
+    with (
+        open_writer(tmp_path / "out.jsonl"),
+        pytest.raises(InputError, match="another run"),
+    ):
+        open_writer(tmp_path / "out.jsonl")
+    open_writer(tmp_path / "out.jsonl").close()
+
+
+def test_whole_files_are_replaced_or_left_alone(tmp_path: Path) -> None:
+    write_text(tmp_path / "deep" / "x.json", "one")
+    with pytest.raises(InputError, match="output"):
+        write_text(tmp_path / "deep" / "x.json" / "y.json", "two")
+    assert (tmp_path / "deep" / "x.json").read_text() == "one"
 
 
 def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
