@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rlspec.accelerator import Accelerator
 from rlspec.arithmetic import arithmetic_prompts
-from rlspec.config import load_config
+from rlspec.config_files import load_config
 from rlspec.openmp import restart_with_openmp
 from rlspec.provenance import write_result
 from rlspec.statistics import bootstrap_upper_bound

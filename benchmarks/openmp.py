@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlspec.accelerator import Accelerator
 from rlspec.arithmetic import arithmetic_prompts
-from rlspec.config import load_config
+from rlspec.config_files import load_config
 from rlspec.openmp import LIBRARY, openmp_environment
 from rlspec.provenance import write_result
 

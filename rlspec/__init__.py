@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlspec.accelerator import Accelerator
-    from rlspec.config import Config, load_config, parse_config
+    from rlspec.config import Config, parse_config
+    from rlspec.config_files import load_config
     from rlspec.errors import RlspecError
     from rlspec.types import Prompt, Rollout
 
@@ -26,7 +27,7 @@ _HOMES = {
     "Prompt": "rlspec.types",
     "RlspecError": "rlspec.errors",
     "Rollout": "rlspec.types",
-    "load_config": "rlspec.config",
+    "load_config": "rlspec.config_files",
     "parse_config": "rlspec.config",
 }
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rlspec.config import Config, SamplingConfig, load_config, with_sampling
+from rlspec.config import Config, SamplingConfig, with_sampling
+from rlspec.config_files import load_config
 from rlspec.errors import InputError, missing_engine
 from rlspec.metrics import Metrics
 from rlspec.prompts import PromptLike, Rejected, as_prompts, first_error

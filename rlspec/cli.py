@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlspec.config import Config, describe_config, load_config
+from rlspec.config import Config
+from rlspec.config_files import describe_config, load_config
 from rlspec.console import print_error
 from rlspec.errors import RlspecError
 from rlspec.logs import configure_logs

@@ -1,4 +1,4 @@
-"""Owns every patch of stock vLLM: symptom, cause, where, for which versions, and a check that it took.
+"""Owns every patch of stock vLLM (long: all in one place): symptom, cause, where, versions, and a check.
 
 vLLM loads `apply_patches` as a general plugin in each of its processes, before kernels are registered.
 A patch is applied only in its version range and where its platform has the defect. The checks look at

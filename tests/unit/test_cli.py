@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from rlspec.cli import EXIT_INTERRUPTED, EXIT_REFUSED, main
-from rlspec.config import Config, load_config, parse_config
+from rlspec.config import Config, parse_config
+from rlspec.config_files import load_config
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlspec.config import (
-    EMBEDDED_VLLM_ARGS,
-    Config,
-    describe_config,
-    load_config,
-    parse_config,
-    with_sampling,
-)
+from rlspec.config import EMBEDDED_VLLM_ARGS, Config, parse_config, with_sampling
+from rlspec.config_files import describe_config, load_config
 from rlspec.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
