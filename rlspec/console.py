@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rlspec.errors import RlspecError, missing_extra
 from rlspec.types import Rollout
 
 
-def progress(rollouts: Iterable[Rollout], total: int, label: str) -> Iterator[Rollout]:
+@contextmanager
+def progress(rollouts: Iterable[Rollout], total: int, label: str) -> Iterator[Iterator[Rollout]]:
     """Pass rollouts through under a progress bar with counts, tokens and time left."""
     try:
         from rich.console import Console
@@ -23,13 +25,17 @@ def progress(rollouts: Iterable[Rollout], total: int, label: str) -> Iterator[Ro
         TextColumn("{task.fields[tokens]} tokens"),
         TimeRemainingColumn(),
     )
-    num_tokens = 0
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(label, total=total, tokens=0)
-        for rollout in rollouts:
-            num_tokens += len(rollout.completion_token_ids)
-            bar.update(task, advance=1, tokens=num_tokens)
-            yield rollout
+
+        def shown() -> Iterator[Rollout]:
+            num_tokens = 0
+            for rollout in rollouts:
+                num_tokens += len(rollout.completion_token_ids)
+                bar.update(task, advance=1, tokens=num_tokens)
+                yield rollout
+
+        yield shown()
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> None:

@@ -44,10 +44,9 @@ class _Arm:
         sampling = {**GROUP_SAMPLING, "seed": round_index}
         total = NUM_PROMPTS * GROUP_SIZE
         started = time.perf_counter()
-        stream = progress(
-            self.accelerator.stream(prompts, sampling), total, f"{self.name}, round {round_index}"
-        )
-        rollouts = [self._rewarded(rollout, round_index) for rollout in stream]
+        stream = self.accelerator.stream(prompts, sampling)
+        with progress(stream, total, f"{self.name}, round {round_index}") as shown:
+            rollouts = [self._rewarded(rollout, round_index) for rollout in shown]
         self.runs.append((rollouts, self.accelerator.steps, time.perf_counter() - started))
         return rollouts
 

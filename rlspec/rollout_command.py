@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,9 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
         fix = "Name another file."
         raise InputError("--out", given=str(job.out), allowed="another name: bad lines go there", fix=fix)
     prompts, rejected = read_prompts(job.prompts)
+    if not prompts and not rejected:
+        fix = "Write one JSON object a line."
+        raise InputError("--prompts", given=f"{job.prompts}, without a line", allowed="prompts", fix=fix)
     _check_rejected(job, rejected)
     k_trace = _read_k_trace(job.k_trace) if job.k_trace else None
     if job.resume:
@@ -85,15 +88,15 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
         _write_meta(job.meta, config, k_trace=None)
         started = time.perf_counter()
         stream = accelerator.stream_encoded(todo, k_trace=k_trace)
-        shown = progress(stream, len(todo) * group_size, "rollouts")
-        rollouts = _write_groups(shown, writer, group_size)
+        with progress(stream, len(todo) * group_size, "rollouts") as shown:
+            rollouts = _write_groups(shown, writer, group_size)
         seconds = time.perf_counter() - started
         _write_meta(job.meta, config, k_trace=None if writer.finished else accelerator.k_trace)
         write_text(job.out.with_suffix(".prom"), accelerator.metrics.text())
         _report(job, rollouts, accelerator.steps, seconds, len(writer.finished))
 
 
-def _write_groups(rollouts: Any, writer: RolloutWriter, num_samples: int) -> list[Rollout]:
+def _write_groups(rollouts: Iterable[Rollout], writer: RolloutWriter, num_samples: int) -> list[Rollout]:
     """Write each group when its last sample is finished; all rollouts, for the report."""
     done: list[Rollout] = []
     groups: defaultdict[str, list[Rollout]] = defaultdict(list)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,7 @@ class RolloutEngine:
         self._request_numbers = itertools.count()
         self._is_running = False
         self._is_closed = False
+        self._last_run: Generator[Rollout, None, None] | None = None
 
     @property
     def tokenizer(self) -> Any:
@@ -127,9 +128,10 @@ class RolloutEngine:
             speculating=self.config.drafter.speculative_config is not None,
             has_tokenizer=self.tokenizer is not None,
         )
-        return self._guarded(_Run(self, requests, sampling, on_steps), policy)
+        self._last_run = self._guarded(_Run(self, requests, sampling, on_steps), policy)
+        return self._last_run
 
-    def _guarded(self, run: _Run, policy: PolicySpec) -> Iterator[Rollout]:
+    def _guarded(self, run: _Run, policy: PolicySpec) -> Generator[Rollout, None, None]:
         if self._is_running:
             fix = "Finish or close the iterator of the earlier call first."
             raise EngineError("run", given="a second run", allowed="one run at a time", fix=fix)
@@ -144,9 +146,11 @@ class RolloutEngine:
             self._is_running = False
 
     def close(self) -> None:
-        """Stop the engine and free its memory; a second call does nothing."""
+        """Abort what runs, stop the engine and free its memory; a second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
+            if self._last_run is not None:
+                self._last_run.close()
             self._core.close()
 
     def submit(self, request: RolloutRequest, params: SamplingParams, seed: int | None) -> tuple[str, str]:
@@ -259,7 +263,7 @@ class _Run:
             completion_token_ids=token_ids,
             logprobs=tuple(
                 position[token].logprob
-                for position, token in zip(completion.logprobs, token_ids, strict=True)
+                for position, token in zip(completion.logprobs or (), token_ids, strict=True)
             ),
             logprobs_mode=self._engine.logprobs_mode,
             finish_reason=FinishReason(completion.finish_reason),

@@ -180,6 +180,9 @@ def test_k_trace_that_the_drafter_cannot_follow_is_refused(accelerator: Accelera
 def test_closed_accelerator_says_so(tiny_config: Callable[..., Config]) -> None:
     with Accelerator(tiny_config("none")) as closed:
         assert closed.generate([], {"n": 1}) == []
+        stream = closed.stream([REPEATING_PROMPT], {"n": 4})
+        next(stream)
+    assert list(stream) == []  # closing the accelerator ended it
     closed.close()
     with pytest.raises(EngineError, match="closed"):
         closed.generate([REPEATING_PROMPT])

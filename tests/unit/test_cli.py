@@ -45,6 +45,13 @@ def test_missing_prompts_are_refused_before_any_engine(
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_empty_prompts_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    job = ["rollout", "--prompts", str(tmp_path / "empty.jsonl"), "--out", str(tmp_path / "out.jsonl")]
+    assert main(job) == EXIT_REFUSED
+    assert "without a line" in capsys.readouterr().err
+
+
 def test_interruption_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
