@@ -119,7 +119,7 @@ class Accelerator:
         k_trace: Sequence[int] | None = None,
     ) -> Iterator[Rollout]:
         """As `stream`, for prompts that `encode` accepted."""
-        from rollout.engine import RolloutRequest
+        from rollout.requests import RolloutRequest
 
         if isinstance(sampling, SamplingConfig):
             parameters = sampling
@@ -167,7 +167,7 @@ class Accelerator:
             allowed = "none with engine.in_process: false, where requests reach running steps by chance"
             raise InputError("k_trace", given=f"{len(k_trace)} steps", allowed=allowed, fix=fix)
         largest = self.config.drafter.max_draft_tokens
-        bad = next((k for k in k_trace if not isinstance(k, int) or not 0 <= k <= largest), None)
+        bad = next((k for k in k_trace if type(k) is not int or not 0 <= k <= largest), None)
         if bad is not None:
             allowed = f"0 to {largest}, the drafter's num_speculative_tokens"
             raise InputError(

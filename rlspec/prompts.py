@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -168,7 +169,9 @@ _FIX = "Correct it, or skip bad lines with --skip-bad."
 
 def _parse_line(line: bytes, where: str, default_group_id: str) -> Prompt:
     try:
-        record = json.loads(line, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        record = json.loads(
+            line, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite
+        )
     except (ValueError, RecursionError) as error:  # JSON's and UTF-8's errors are ValueErrors
         given = line.decode("utf-8", errors="replace")
         raise InputError(where, given=given, allowed=f"one JSON object ({error})", fix=_FIX) from error
@@ -192,6 +195,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         raise ValueError("a key is given twice")
     return record
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return value
 
 
 def _refuse_constant(name: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from rlspec import provenance
 from rlspec.accelerator import Accelerator
-from rlspec.config import Config
+from rlspec.config import Config, parse_config
 from rlspec.console import print_table, progress
 from rlspec.errors import InputError
 from rlspec.prompts import Rejected, first_error, read_prompts
@@ -30,8 +30,13 @@ from rlspec.types import Rollout, StepFacts
 
 logger = logging.getLogger("rlspec.rollout")
 
+REJECTED = "rejected.jsonl"
+
 SAME_ON_RESUME = ("policy", "drafter", "speculation", "sampling")
 """Sections of the configuration that must not change between a run and its continuation."""
+
+SAME_VLLM_ARGS = ("logprobs_mode", "dtype", "quantization", "max_model_len")
+"""Engine arguments that change what is written; others (memory, batch size) may change."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class RolloutJob:
     @property
     def rejected(self) -> Path:
         """Where the lines go that were not accepted."""
-        return self.out.with_name("rejected.jsonl")
+        return self.out.with_name(REJECTED)
 
 
 def run_rollouts(config: Config, job: RolloutJob) -> None:
@@ -66,9 +71,9 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
     Raises:
         RlspecError: Something is not accepted; groups that were finished are on disk.
     """
-    if job.out == job.rejected:
-        fix = "Name another file."
-        raise InputError("--out", given=str(job.out), allowed="another name: bad lines go there", fix=fix)
+    if job.out.is_dir() or job.out.name == REJECTED:
+        allowed = f"a file, other than {REJECTED} where bad lines go"
+        raise InputError("--out", given=str(job.out), allowed=allowed, fix="Name another file.")
     prompts, rejected = read_prompts(job.prompts)
     if not prompts and not rejected:
         fix = "Write one JSON object a line."
@@ -81,7 +86,11 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
     writing = RolloutWriter(job.out, group_size=group_size, resume=job.resume)
     with writing as writer, Accelerator(config) as accelerator:
         accepted, unfit = accelerator.encode(prompts)
-        _check_rejected(job, [*rejected, *unfit])
+        if unfit:
+            _check_rejected(job, [*rejected, *unfit])
+        if not accepted:
+            given = f"{job.prompts}, with {len(rejected) + len(unfit)} bad prompts and no good one"
+            raise InputError("--prompts", given=given, allowed="prompts", fix=f"See {job.rejected}.")
         tokens = {prompt.group_id: prompt.token_ids for prompt in accepted}
         check_resumable(writer.finished, tokens)
         todo = [prompt for prompt in accepted if prompt.group_id not in writer.finished]
@@ -154,14 +163,20 @@ def _check_same_run(meta_path: Path, config: Config) -> None:
     """Refuse to continue a run under other settings than it was begun with."""
     if not meta_path.exists():
         return
-    before = _read_meta(meta_path, "--resume").get("config", {})
-    now = config.model_dump(mode="json")
-    for section in SAME_ON_RESUME:
-        for key, value in now[section].items():
-            earlier = before.get(section, {}).get(key)
-            if earlier != value:
-                fix = "Resume with the settings of the first run, or name another --out."
-                raise InputError(f"--resume: {section}.{key}", given=value, allowed=f"{earlier!r}", fix=fix)
+    tree = _read_meta(meta_path, "--resume").get("config")
+    before = parse_config(tree if isinstance(tree, dict) else {})
+    for key, value in _output_settings(config).items():
+        earlier = _output_settings(before)[key]
+        if earlier != value:
+            fix = "Resume with the settings of the first run, or name another --out."
+            raise InputError(f"--resume: {key}", given=value, allowed=f"{earlier!r}", fix=fix)
+
+
+def _output_settings(config: Config) -> dict[str, Any]:
+    """What decides the rollouts, by configuration key."""
+    tree = config.model_dump(mode="json")
+    settings = {f"{name}.{key}": value for name in SAME_ON_RESUME for key, value in tree[name].items()}
+    return settings | {f"engine.vllm_args.{key}": config.vllm_args.get(key) for key in SAME_VLLM_ARGS}
 
 
 def _report(

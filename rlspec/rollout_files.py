@@ -23,6 +23,11 @@ from rlspec.types import FinishReason, Rollout
 logger = logging.getLogger("rlspec.rollout_files")
 
 
+_ROLLOUTS = "a file of rollouts, the last one perhaps cut short"
+_LINE_START = b'{"group_id": '
+"""How every line begins: `group_id` is the first field of `Rollout`."""
+
+
 def rollout_to_line(rollout: Rollout) -> str:
     """One JSON object without a line end; the fields of `Rollout` by name."""
     return json.dumps({field.name: getattr(rollout, field.name) for field in fields(rollout)})
@@ -105,6 +110,11 @@ class RolloutWriter:
             raise InputError("--out", given=str(self.path), allowed="a new or empty file", fix=fix)
         self.finished, num_bytes = _whole_groups(self.path, self._group_size)
         torn = self.path.stat().st_size - num_bytes
+        if torn and not _is_torn_rollout(self.path, num_bytes):
+            fix = "Name another --out; the file is left as it is."
+            raise InputError(
+                "--out", given=f"{self.path}, which ends in something else", allowed=_ROLLOUTS, fix=fix
+            )
         if torn:
             logger.warning("%s: cut off %d bytes of a group that was not finished", self.path, torn)
             os.truncate(self.path, num_bytes)
@@ -171,6 +181,14 @@ def write_text(path: str | Path, text: str) -> None:
     except OSError as error:
         fix = f"{error.strerror}. Finished groups are kept; free space or name another --out."
         raise InputError("output", given=str(path), allowed="a file that can be written", fix=fix) from error
+
+
+def _is_torn_rollout(path: Path, position: int) -> bool:
+    """Whether what follows `position` begins as a rollout does."""
+    with path.open("rb") as file:
+        file.seek(position)
+        start = file.read(len(_LINE_START))
+    return _LINE_START.startswith(start)
 
 
 def _whole_groups(path: Path, group_size: int) -> tuple[dict[str, list[Rollout]], int]:

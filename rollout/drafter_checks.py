@@ -51,7 +51,7 @@ def check_draft_model(
     """Check a drafter that is a whole language model.
 
     Raises:
-        ModelError: It is a draft head, or its vocabulary is not the policy's.
+        ModelError: It is a draft head, its vocabulary is not the policy's, or a weight is not finite.
     """
     if draft.speculators_type or "eagle" in draft.architecture.lower():
         raise _misfit(
@@ -62,6 +62,7 @@ def check_draft_model(
     if not use_heterogeneous_vocab:
         fix = "Use a draft model of the policy's family, or set use_heterogeneous_vocab to true."
         _require_equal("vocab_size", draft.vocab_size, policy.vocab_size, draft, fix)
+    _check_finite(draft)
 
 
 def check_draft_head(policy: CheckpointFacts, head: CheckpointFacts, method: str) -> None:
@@ -169,8 +170,8 @@ def _check_draft_vocabulary(policy: CheckpointFacts, head: CheckpointFacts) -> N
     raise _misfit(given=f"{head.path} with {given}", allowed=allowed, fix=fix)
 
 
-def _check_finite(head: CheckpointFacts) -> None:
-    for name, tensor in head.tensors.items():
+def _check_finite(drafter: CheckpointFacts) -> None:
+    for name, tensor in drafter.tensors.items():
         numbers = tensor.numbers()
         for start in range(0, len(numbers), CHUNK_NUMBERS):
             chunk = numbers[start : start + CHUNK_NUMBERS]
@@ -179,9 +180,9 @@ def _check_finite(head: CheckpointFacts) -> None:
             )
             if not finite.all():
                 raise _misfit(
-                    given=f"{head.path} with NaN or infinity in {name}",
+                    given=f"{drafter.path} with NaN or infinity in {name}",
                     allowed="finite weights",
-                    fix="Use an earlier checkpoint of the head: its training diverged.",
+                    fix="Use an earlier checkpoint of it: its training diverged.",
                 )
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from vllm import LLM, RequestOutput, SamplingParams
@@ -22,52 +22,19 @@ from vllm.inputs import tokens_input
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rlspec.config import Config, SamplingConfig
-from rlspec.errors import EngineError, InputError
+from rlspec.errors import ConfigError, EngineError, InputError
 from rlspec.metrics import Metrics
 from rlspec.speculation.policies import PolicySpec
 from rlspec.types import FinishReason, Rollout, StepFacts
 from rollout.engine_core import EngineCoreLine
 from rollout.engine_start import drafter_version, start_engine
+from rollout.requests import InFlight, RolloutRequest
 from rollout.sampling import check_sampling, sample_seed, vllm_sampling_params
 
 logger = logging.getLogger("rlspec.rollout.engine")
 
 STEPS_BETWEEN_FETCHES = 64
 """The scheduler is asked for its steps at least this often; from another process a call costs about 1 ms."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutRequest:
-    """One sample to draw: a prompt's token ids and which sample of its group it is."""
-
-    group_id: str
-    sample_index: int
-    prompt_token_ids: tuple[int, ...]
-    data: dict[str, object] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """What is known of a request between its submission and its end."""
-
-    request: RolloutRequest
-    internal_id: str
-    seed: int | None
-    started_seconds: float
-    num_steps: int = 0
-    drafted_by_position: list[int] = field(default_factory=list)
-    accepted_by_position: list[int] = field(default_factory=list)
-
-    def add_step(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
-        if num_emitted:
-            self.num_steps += 1
-        while len(self.drafted_by_position) < num_drafted:
-            self.drafted_by_position.append(0)
-            self.accepted_by_position.append(0)
-        for position in range(num_drafted):
-            self.drafted_by_position[position] += 1
-        for position in range(num_accepted):
-            self.accepted_by_position[position] += 1
 
 
 class RolloutEngine:
@@ -88,6 +55,14 @@ class RolloutEngine:
         model_config = self._llm.llm_engine.model_config
         self.policy_path: str = model_config.model
         self.max_model_len: int = model_config.max_model_len
+        if config.drafter.max_draft_tokens >= self.max_model_len:
+            self._core.close()
+            raise ConfigError(
+                "drafter.speculative_config.num_speculative_tokens",
+                given=config.drafter.max_draft_tokens,
+                allowed=f"less than max_model_len {self.max_model_len}",
+                fix="Lower it: drafts far ahead are rarely accepted.",
+            )
         self.vocab_size: int = model_config.get_vocab_size()
         self.logprobs_mode: str = str(model_config.logprobs_mode)
         self._max_in_engine = 2 * self._llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
@@ -201,7 +176,7 @@ class _Run:
         self._sampling = sampling
         self._params = vllm_sampling_params(sampling)
         self._on_steps = on_steps
-        self._in_flight: dict[str, _InFlight] = {}
+        self._in_flight: dict[str, InFlight] = {}
         self._request_ids: dict[str, str] = {}  # by vLLM's own id
         self._started = time.perf_counter()
 
@@ -233,7 +208,7 @@ class _Run:
             seed = sample_seed(self._sampling.seed, request.group_id, request.sample_index)
             request_id, internal_id = self._engine.submit(request, self._params, seed)
             self._request_ids[internal_id] = request_id
-            self._in_flight[request_id] = _InFlight(
+            self._in_flight[request_id] = InFlight(
                 request, internal_id, seed, time.perf_counter() - self._started
             )
         return bool(self._in_flight)
@@ -256,15 +231,17 @@ class _Run:
         del self._request_ids[record.internal_id]
         completion = output.outputs[0]
         token_ids = tuple(completion.token_ids)
+        logprobs = tuple(
+            position[token].logprob
+            for position, token in zip(completion.logprobs or (), token_ids, strict=True)
+        )
+        _require_finite(logprobs, record.request.group_id)
         rollout = Rollout(
             group_id=record.request.group_id,
             sample_index=record.request.sample_index,
             prompt_token_ids=record.request.prompt_token_ids,
             completion_token_ids=token_ids,
-            logprobs=tuple(
-                position[token].logprob
-                for position, token in zip(completion.logprobs or (), token_ids, strict=True)
-            ),
+            logprobs=logprobs,
             logprobs_mode=self._engine.logprobs_mode,
             finish_reason=FinishReason(completion.finish_reason),
             stop_reason=completion.stop_reason,
@@ -283,3 +260,12 @@ class _Run:
         )
         self._engine.metrics.observe_rollout(rollout)
         return rollout
+
+
+def _require_finite(logprobs: Sequence[float], group_id: str) -> None:
+    """Refuse what no trainer can use, and what only broken weights or parameters give."""
+    bad = next((value for value in logprobs if not math.isfinite(value)), None)
+    if bad is not None:
+        fix = "Look for NaN in the policy's weights, and for extreme sampling parameters."
+        given = f"{bad} in a response of group {group_id}"
+        raise EngineError("logprobs", given=given, allowed="finite numbers", fix=fix)

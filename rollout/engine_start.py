@@ -79,7 +79,7 @@ def _start_vllm(arguments: dict[str, Any]) -> LLM:
             warnings.filterwarnings("ignore", message=".*torch.distributed.reduce_op", category=FutureWarning)
             return LLM(**arguments)
     except (ValueError, RuntimeError, OSError, MemoryError, AssertionError, VLLMError) as error:
-        reason = str(error).strip() or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         if any(words in reason for words in NO_ROOM_FOR_KV_CACHE):
             raise EngineError(
                 "engine.vllm_args.kv_cache_memory_bytes",

@@ -77,5 +77,5 @@ def sample_seed(base_seed: int | None, group_id: str, sample_index: int) -> int 
     """
     if base_seed is None:
         return None
-    digest = hashlib.sha256(f"{base_seed}/{sample_index}/{group_id}".encode()).digest()
+    digest = hashlib.sha256(f"{base_seed}/{sample_index}/{group_id}".encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") >> 1

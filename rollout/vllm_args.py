@@ -103,6 +103,10 @@ def _check_speculation(config: Config, arguments: Mapping[str, Any]) -> None:
     speculative = config.drafter.speculative_config or {}
     prefix = "drafter.speculative_config"
     _check_names(prefix, speculative, _speculative_argument_names())
+    for name in ("method", "model", "rejection_sample_method"):
+        if not isinstance(speculative.get(name), str | None):
+            given = speculative[name]
+            raise ConfigError(f"{prefix}.{name}", given=given, allowed="a string", fix="Write one name.")
     verification = speculative.get("rejection_sample_method", "standard")
     if verification not in LOSSLESS_VERIFICATION:
         raise ConfigError(

@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 
 from rlspec import Accelerator, Config, parse_config
-from rlspec.errors import ConfigError, ModelError, RlspecError, SetupError, UnsupportedSamplingError
+from rlspec.errors import (
+    ConfigError,
+    EngineError,
+    ModelError,
+    RlspecError,
+    SetupError,
+    UnsupportedSamplingError,
+)
 from rollout.vllm_support import PatchStatus
-from tests.tiny_models import write_tiny_eagle3_head, write_tiny_target
+from tests.tiny_models import write_tiny_draft_model, write_tiny_eagle3_head, write_tiny_target
 
 
 @pytest.mark.parametrize(
@@ -51,6 +58,12 @@ def test_engine_arguments(
     ("changes", "field", "hint"),
     [
         ({"prompt_lookup_maxx": 1}, "drafter.speculative_config.prompt_lookup_maxx", "'prompt_lookup_max'"),
+        ({"method": ["ngram"]}, "drafter.speculative_config.method", "a string"),
+        (
+            {"rejection_sample_method": ["a"]},
+            "drafter.speculative_config.rejection_sample_method",
+            "a string",
+        ),
         (
             {"rejection_sample_method": "synthetic"},
             "drafter.speculative_config.rejection_sample_method",
@@ -71,6 +84,32 @@ def test_speculative_config(
     with pytest.raises(ConfigError, match=hint) as caught:
         Accelerator(config)
     assert caught.value.field == field
+
+
+def test_drafts_longer_than_the_context(tiny_config: Callable[..., Config]) -> None:
+    with pytest.raises(ConfigError, match="less than max_model_len 3"):
+        Accelerator(tiny_config("draft_model", max_model_len=3))
+
+
+def test_draft_model_with_nan(target: Path, tmp_path: Path) -> None:
+    draft = write_tiny_draft_model(tmp_path / "draft", target, noise=float("nan"))
+    speculative = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 2}
+    config = parse_config({"policy": {"model": str(target)}, "drafter": {"speculative_config": speculative}})
+    with pytest.raises(ModelError, match="NaN"):
+        Accelerator(config)
+
+
+def test_policy_with_nan_gives_no_rollouts(
+    tiny_config: Callable[..., Config], target: Path, tmp_path: Path
+) -> None:
+    broken = write_tiny_draft_model(tmp_path / "broken", target, noise=float("nan"))
+    config = tiny_config("none")
+    policy = config.policy.model_copy(update={"model": str(broken)})
+    with (
+        Accelerator(config.model_copy(update={"policy": policy})) as accelerator,
+        pytest.raises(EngineError, match="nan in a response of group 0"),
+    ):
+        accelerator.generate([(1, 2, 3)])
 
 
 def test_missing_model(tmp_path: Path) -> None:

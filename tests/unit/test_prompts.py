@@ -56,6 +56,7 @@ def test_good_lines_in_their_three_forms(tmp_path: Path) -> None:
         ('{"prompt": "x", "group_id": true}', "line 2: group_id", "an integer"),
         ('{"prompt": "x", "prompt": "y"}', "line 2", "given twice"),
         ('{"prompt": "x", "score": NaN}', "line 2", "NaN is no JSON"),
+        ('{"prompt": "x", "score": 1e999}', "line 2", "1e999 is no finite number"),
         ("[" * 100_000, "line 2", "one JSON object"),
         ('{"prompt_token_ids": [1' + "0" * 5000 + "]}", "line 2", "one JSON object"),
         ('{"prompt": "x", "group_id": "1"}', "line 2: group_id", "line 1 has it too"),

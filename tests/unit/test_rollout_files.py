@@ -117,11 +117,11 @@ def test_other_prompts_are_refused() -> None:
     check_resumable({"a": group("a")}, {"a": (1, 2), "b": (3,)})
 
 
-@pytest.mark.parametrize("text", ["not json\n", '{"group_id": "a"}\n', "[]\n"])
+@pytest.mark.parametrize("text", ["not json\n", '{"group_id": "a"}\n', "[]\n", '{"prompt": "x"}'])
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, text: str) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text(text)
-    with pytest.raises(InputError, match="line 1"):
+    with pytest.raises(InputError, match=r"line 1|ends in something else"):
         open_writer(path, resume=True)
     assert path.read_text() == text
 
