@@ -130,10 +130,12 @@ class Accelerator:
             for prompt in prompts
             for index in range(parameters.n)
         )
-        self.steps = []
-        policy = self._policy_spec(k_trace)
-        rollouts: Iterator[Rollout] = self._engine.run(requests, parameters, policy, self.steps.extend)
-        return rollouts
+        steps: list[StepFacts] = []
+        run: Iterator[Rollout] = self._engine.run(
+            requests, parameters, self._policy_spec(k_trace), steps.extend
+        )
+        self.steps = steps
+        return run
 
     @property
     def policy_path(self) -> str:

@@ -98,6 +98,7 @@ class RolloutEngine:
         if self._is_closed:
             fix = "Make a new Accelerator."
             raise EngineError("engine", given="closed", allowed="an open engine", fix=fix)
+        self._refuse_second_run()
         check_sampling(
             sampling,
             speculating=self.config.drafter.speculative_config is not None,
@@ -107,9 +108,7 @@ class RolloutEngine:
         return self._last_run
 
     def _guarded(self, run: _Run, policy: PolicySpec) -> Generator[Rollout, None, None]:
-        if self._is_running:
-            fix = "Finish or close the iterator of the earlier call first."
-            raise EngineError("run", given="a second run", allowed="one run at a time", fix=fix)
+        self._refuse_second_run()
         self._is_running = True
         try:
             self._core.call("begin", policy)
@@ -119,6 +118,11 @@ class RolloutEngine:
             raise EngineError("engine", given="died while running", allowed="alive", fix=fix) from error
         finally:
             self._is_running = False
+
+    def _refuse_second_run(self) -> None:
+        if self._is_running:
+            fix = "Finish or close the iterator of the earlier call first."
+            raise EngineError("run", given="a second run", allowed="one run at a time", fix=fix)
 
     def close(self) -> None:
         """Abort what runs, stop the engine and free its memory; a second call does nothing."""

@@ -116,8 +116,10 @@ def test_k_bounds_what_is_verified_one_step_later(accelerator: Accelerator) -> N
 def test_closing_a_stream_early_aborts_the_rest(accelerator: Accelerator) -> None:
     stream = accelerator.stream(PROMPTS, {"n": 4, "max_tokens": 100})
     next(stream)
+    steps = accelerator.steps
     with pytest.raises(EngineError, match="one run at a time"):
         accelerator.generate([REPEATING_PROMPT])
+    assert accelerator.steps is steps  # a refused call takes nothing away
     stream.close()
     assert len(accelerator.generate([REPEATING_PROMPT], {"n": 2})) == 2
     assert "aborted_requests" in accelerator.metrics.text()
