@@ -168,6 +168,9 @@ class Accelerator:
             fix = "Set engine.in_process to true, or leave k_trace out: a fixed K repeats in both modes."
             allowed = "none with engine.in_process: false, where requests reach running steps by chance"
             raise InputError("k_trace", given=f"{len(k_trace)} steps", allowed=allowed, fix=fix)
+        if not isinstance(k_trace, Sequence):
+            fix = "Give accelerator.k_trace of an earlier call."
+            raise InputError("k_trace", given=k_trace, allowed="a list of integers", fix=fix)
         largest = self.config.drafter.max_draft_tokens
         bad = next((k for k in k_trace if type(k) is not int or not 0 <= k <= largest), None)
         if bad is not None:

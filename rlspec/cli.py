@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ EXIT_INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         config = load_config(arguments.config, [*arguments.preset, *arguments.set])
         configure_logs(config.observability.log_level, config.observability.log_format)
@@ -37,6 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("rlspec: interrupted; finished groups are on disk, --resume continues", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _terminate(signum: int, frame: object) -> None:
+    """End as after Ctrl-C, so that engine processes are ended too."""
+    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator, model_validator
 
 from rlspec.errors import ConfigError, nearest
 
@@ -22,6 +22,7 @@ EMBEDDED_VLLM_ARGS: Mapping[str, Any] = {
     "max_model_len": 1024,  # tokens
     "max_num_seqs": 32,  # requests in a batch
     "kv_cache_memory_bytes": 1 << 30,  # room for 32 sequences of 1,024 tokens at 46 kB a token and to spare
+    "enable_chunked_prefill": False,  # seeds and chunked prompts do not go together on a CPU
     "seed": 0,
 }
 """What `engine.vllm_args` is laid over when the policy is the embedded one (measured on 2 CPU cores)."""
@@ -96,6 +97,13 @@ class SpeculationConfig(_Section):
     policy: Literal["fixed", "off"] = Field(
         "fixed", description="`fixed`: always `num_draft_tokens`. `off`: K = 0, the drafter stays loaded."
     )
+
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _read_off(cls, value: object) -> object:
+        """YAML reads a bare `off` as false."""
+        return "off" if value is False else value
+
     num_draft_tokens: Int | None = Field(
         None, ge=0, description="Draft tokens a request and step (K); null is the drafter's largest."
     )
@@ -222,6 +230,9 @@ def with_sampling(config: Config, changes: Mapping[str, Any]) -> SamplingConfig:
     Raises:
         ConfigError: A name is unknown or a value is not accepted.
     """
+    if not isinstance(changes, Mapping):
+        fix = "Give a mapping of vLLM's names, or a SamplingConfig."
+        raise ConfigError("sampling", given=changes, allowed="a mapping", fix=fix)
     tree = {**config.sampling.model_dump(exclude_unset=True), **changes}
     return parse_config({"sampling": tree}).sampling
 

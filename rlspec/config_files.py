@@ -49,7 +49,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """As in yaml, after a look at the keys."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [self.construct_object(key, deep=True) for key in own]
         for index, key in enumerate(keys):
             if key in keys[:index]:
                 raise yaml.MarkedYAMLError(
@@ -64,7 +65,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except OSError as error:
         raise ConfigError("config", given=str(path), allowed=allowed, fix=f"{error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # dates, integers, UTF-8, nesting
         fix = "Correct the file: " + " ".join(str(error).split())
         raise ConfigError("config", given=str(path), allowed=allowed, fix=fix) from error
     if tree is None:
@@ -83,8 +84,8 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
             "--set", given=override, allowed="key.path=value", fix="Write for example: --set sampling.n=4"
         )
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        value = yaml.load(text, Loader=_UniqueKeyLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         fix = "Quote the value for YAML."
         raise ConfigError(f"--set {key}", given=text, allowed="a YAML value", fix=fix) from error
     node = tree

@@ -56,7 +56,11 @@ def as_prompt(value: PromptLike, index: int) -> Prompt:
             where, given=value, allowed="a string, token ids, chat messages or a Prompt", fix=_FIX
         )
     check_form(prompt, where)
-    return prompt if prompt.group_id is not None else replace(prompt, group_id=str(index))
+    group_id = index if prompt.group_id is None else prompt.group_id
+    if not isinstance(group_id, str | int):
+        fix = "Leave it out for the position in the call."
+        raise InputError(f"{where}.group_id", given=group_id, allowed="a string", fix=fix)
+    return replace(prompt, group_id=str(group_id))
 
 
 def as_prompts(values: Sequence[PromptLike]) -> list[Prompt]:

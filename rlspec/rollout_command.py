@@ -52,12 +52,36 @@ class RolloutJob:
     @property
     def meta(self) -> Path:
         """Where the run is described: configuration, versions, K of each step."""
-        return self.out.with_suffix(".meta.json")
+        return self._beside(".meta.json")
 
     @property
     def report(self) -> Path:
         """The page with table and plots."""
-        return self.out.with_suffix(".report.html")
+        return self._beside(".report.html")
+
+    @property
+    def metrics(self) -> Path:
+        """The metrics at the end."""
+        return self._beside(".prom")
+
+    def _beside(self, ending: str) -> Path:
+        return self.out.with_name(self.out.name.removesuffix(".jsonl") + ending)
+
+    def check_paths(self) -> None:
+        """Refuse an `out` that is no file name, and prompts that the run would overwrite.
+
+        Raises:
+            InputError: So it is.
+        """
+        if self.out.is_dir() or self.out.name in ("", REJECTED):
+            allowed = f"a file, other than {REJECTED} where bad lines go"
+            raise InputError("--out", given=str(self.out), allowed=allowed, fix="Name another file.")
+        written = (self.out, self.meta, self.report, self.metrics, self.rejected)
+        if self.prompts.resolve() in [path.resolve() for path in written]:
+            fix = "Name another --out, or move the prompts."
+            raise InputError(
+                "--prompts", given=str(self.prompts), allowed="a file the run does not write", fix=fix
+            )
 
     @property
     def rejected(self) -> Path:
@@ -71,9 +95,7 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
     Raises:
         RlspecError: Something is not accepted; groups that were finished are on disk.
     """
-    if job.out.is_dir() or job.out.name == REJECTED:
-        allowed = f"a file, other than {REJECTED} where bad lines go"
-        raise InputError("--out", given=str(job.out), allowed=allowed, fix="Name another file.")
+    job.check_paths()
     prompts, rejected = read_prompts(job.prompts)
     if not prompts and not rejected:
         fix = "Write one JSON object a line."
@@ -94,6 +116,9 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
         tokens = {prompt.group_id: prompt.token_ids for prompt in accepted}
         check_resumable(writer.finished, tokens)
         todo = [prompt for prompt in accepted if prompt.group_id not in writer.finished]
+        if not todo:
+            print(f"{job.out} holds every group already; nothing to do.")
+            return
         _write_meta(job.meta, config, k_trace=None)
         started = time.perf_counter()
         stream = accelerator.stream_encoded(todo, k_trace=k_trace)
@@ -101,7 +126,7 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
             rollouts = _write_groups(shown, writer, group_size)
         seconds = time.perf_counter() - started
         _write_meta(job.meta, config, k_trace=None if writer.finished else accelerator.k_trace)
-        write_text(job.out.with_suffix(".prom"), accelerator.metrics.text())
+        write_text(job.metrics, accelerator.metrics.text())
         _report(job, rollouts, accelerator.steps, seconds, len(writer.finished))
 
 

@@ -59,8 +59,6 @@ class RolloutWriter:
         self.finished: dict[str, list[Rollout]] = {}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.exists() and self.path.stat().st_size:
-                self._take_over(resume)
             self._file = self.path.open("ab")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -73,6 +71,12 @@ class RolloutWriter:
             raise InputError(
                 "--out", given=str(path), allowed="a file that can be written", fix=fix
             ) from error
+        try:
+            if self.path.stat().st_size:
+                self._take_over(resume)
+        except InputError:
+            self._file.close()
+            raise
 
     def write_group(self, rollouts: Sequence[Rollout]) -> None:
         """Append one finished group in one piece.
@@ -198,7 +202,8 @@ def _whole_groups(path: Path, group_size: int) -> tuple[dict[str, list[Rollout]]
     for rollout, end in _read_lines(path):
         groups.setdefault(rollout.group_id, []).append(rollout)
         ends[rollout.group_id] = end
-    if groups and len(groups[last := next(reversed(groups))]) < group_size:
+    is_torn = len(groups) > 1 or max(ends.values(), default=0) < path.stat().st_size
+    if groups and is_torn and len(groups[last := next(reversed(groups))]) < group_size:
         del groups[last], ends[last]  # The run was ended while it wrote this group.
     for group_id, group in groups.items():
         if len(group) != group_size:

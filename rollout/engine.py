@@ -19,6 +19,7 @@ from typing import Any
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.exceptions import VLLMError
 from vllm.inputs import tokens_input
+from vllm.platforms import current_platform
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rlspec.config import Config, SamplingConfig
@@ -66,6 +67,8 @@ class RolloutEngine:
         self.vocab_size: int = model_config.get_vocab_size()
         self.logprobs_mode: str = str(model_config.logprobs_mode)
         self._max_in_engine = 2 * self._llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
+        scheduling = self._llm.llm_engine.vllm_config.scheduler_config
+        self._can_rewind = not (current_platform.is_cpu() and scheduling.enable_chunked_prefill)
         self._request_numbers = itertools.count()
         self._is_running = False
         self._is_closed = False
@@ -103,6 +106,7 @@ class RolloutEngine:
             sampling,
             speculating=self.config.drafter.speculative_config is not None,
             has_tokenizer=self.tokenizer is not None,
+            can_rewind=self._can_rewind,
         )
         self._last_run = self._guarded(_Run(self, requests, sampling, on_steps), policy)
         return self._last_run

@@ -20,17 +20,24 @@ IGNORED_WHILE_SPECULATING: Mapping[str, Callable[[Any], bool]] = {
 """Parameters that vLLM 0.32 cannot honour for draft tokens, and whether a value asks for them."""
 
 
+MIN_TEMPERATURE = 0.01
+"""vLLM 0.32 raises smaller temperatures to this (sampling_params.py), and calls below 1e-5 greedy."""
+
 NEED_TOKENIZER = ("stop", "bad_words")
 """Parameters in text, which vLLM 0.32 silently ignores without a tokenizer."""
 
 
-def check_sampling(sampling: SamplingConfig, *, speculating: bool, has_tokenizer: bool) -> None:
+def check_sampling(
+    sampling: SamplingConfig, *, speculating: bool, has_tokenizer: bool, can_rewind: bool
+) -> None:
     """Refuse what would not be honoured.
 
     Args:
         sampling: The parameters.
         speculating: Whether a drafter is loaded.
         has_tokenizer: False with `skip_tokenizer_init`.
+        can_rewind: False where a chunked prompt cannot give back the random numbers of its discarded
+            tokens: torch's CPU generators have no offset.
 
     Raises:
         UnsupportedSamplingError: A parameter that speculation cannot honour, with a drafter loaded.
@@ -40,6 +47,17 @@ def check_sampling(sampling: SamplingConfig, *, speculating: bool, has_tokenizer
     if sampling.n > 1 and sampling.temperature == 0.0:
         fix = "Set sampling.n to 1 or raise sampling.temperature."
         raise InputError("sampling.n", given=sampling.n, allowed="1 at temperature 0 (greedy)", fix=fix)
+    if 0.0 < sampling.temperature < MIN_TEMPERATURE:
+        allowed = f"0 (greedy), or {MIN_TEMPERATURE} and more: vLLM raises smaller ones to it"
+        fix = "Set sampling.temperature to 0."
+        raise InputError("sampling.temperature", given=sampling.temperature, allowed=allowed, fix=fix)
+    if sampling.seed is not None and not can_rewind:
+        raise InputError(
+            "sampling.seed",
+            given=sampling.seed,
+            allowed="null with chunked prefill on a CPU: vLLM 0.32 stops at the first prompt that it chunks",
+            fix="Set engine.vllm_args.enable_chunked_prefill to false.",
+        )
     for name in () if has_tokenizer else NEED_TOKENIZER:
         if getattr(sampling, name):
             fix = "Use stop_token_ids, or remove engine.vllm_args.skip_tokenizer_init."

@@ -11,6 +11,9 @@ attaches: in process directly, else as a utility call of vLLM's own client.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -24,6 +27,8 @@ from rlspec.speculation.policies import PolicySpec, build_policy, fixed_spec
 from rlspec.types import Decision, Load, Reason, StepFacts
 
 if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
 
@@ -64,12 +69,15 @@ class _LiveScheduling:
         self.rlspec_begin(fixed_spec(self.num_spec_tokens))
         if self.num_spec_tokens:
             self.dynamic_sd_lookup = _DraftLengths(self)
+        if parent := multiprocessing.parent_process():
+            threading.Thread(target=_end_with, args=(parent,), name="rlspec-parent", daemon=True).start()
 
     def rlspec_begin(self, policy_spec: PolicySpec) -> None:
         """Start a run: a new policy, step 0, no steps kept."""
         self._policy = build_policy(policy_spec)
         self._num_steps = 0
         self._num_decided = 0
+        self._scheduled.clear()  # of a step that failed
         self._steps.clear()
 
     def rlspec_take_steps(self) -> list[StepFacts]:
@@ -149,6 +157,12 @@ class _LiveScheduling:
         self._num_steps += 1
         self._policy.observe(facts)
         self._steps.append(facts)
+
+
+def _end_with(parent: BaseProcess) -> None:
+    """End this engine core when its caller's process has ended; vLLM 0.32 leaves it running for ever."""
+    parent.join()
+    os._exit(1)
 
 
 def _verified(

@@ -18,6 +18,8 @@ TINY_VLLM_ARGS: dict[str, Any] = {
     "max_num_seqs": 8,
     "kv_cache_memory_bytes": 1 << 26,
     "skip_tokenizer_init": True,
+    "enable_chunked_prefill": False,
+    "max_num_batched_tokens": 4096,
     "seed": 0,
 }
 

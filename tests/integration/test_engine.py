@@ -156,6 +156,8 @@ def test_speculation_changes_no_greedy_token(
         ([(1, 2)], {"min_p": 0.1}, UnsupportedSamplingError, "sampling.min_p"),
         ([(1, 2)], {"logit_bias": {3: 1.0}}, UnsupportedSamplingError, "sampling.logit_bias"),
         ([(1, 2)], {"temperature": 0.0, "n": 2}, InputError, "sampling.n"),
+        ([(1, 2)], {"temperature": 1e-6}, InputError, "sampling.temperature"),
+        ([(1, 2)], [1], ConfigError, "sampling"),
         ([(1, 2)], {"top_p": 2.0}, InputError, "sampling"),
         ([(1, 2)], {"allowed_token_ids": [99]}, InputError, "request"),
         ([(1, 2)], {"temprature": 1.0}, ConfigError, "sampling.temprature"),
@@ -177,6 +179,24 @@ def test_bad_input_is_refused_and_the_engine_goes_on(
 def test_k_trace_that_the_drafter_cannot_follow_is_refused(accelerator: Accelerator) -> None:
     with pytest.raises(InputError, match="0 to 3"):
         accelerator.generate([REPEATING_PROMPT], k_trace=[4])
+    for k_trace in (iter([1]), [True], 5):
+        with pytest.raises(InputError, match="k_trace"):
+            accelerator.generate([REPEATING_PROMPT], k_trace=k_trace)  # type: ignore[arg-type]
+
+
+def test_integer_group_ids(accelerator: Accelerator) -> None:
+    prompt = Prompt(token_ids=(5, 6), group_id=7)  # type: ignore[arg-type]
+    assert [rollout.group_id for rollout in accelerator.generate([prompt], {"n": 1, "max_tokens": 2})] == [
+        "7"
+    ]
+
+
+def test_seed_with_chunked_prefill_on_a_cpu_is_refused(tiny_config: Callable[..., Config]) -> None:
+    config = tiny_config("none", enable_chunked_prefill=True, max_num_batched_tokens=64)
+    with Accelerator(config) as chunking:
+        with pytest.raises(InputError, match="enable_chunked_prefill"):
+            chunking.generate([tuple(range(2, 40)) * 3], {"seed": 1})
+        assert len(chunking.generate([tuple(range(2, 40)) * 3], {"max_tokens": 2})) == 1
 
 
 def test_closed_accelerator_says_so(tiny_config: Callable[..., Config]) -> None:

@@ -12,6 +12,7 @@ import yaml
 from rlspec.cli import EXIT_INTERRUPTED, EXIT_REFUSED, main
 from rlspec.config import Config, parse_config
 from rlspec.config_files import load_config
+from rlspec.rollout_command import RolloutJob
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +51,23 @@ def test_empty_prompts_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     job = ["rollout", "--prompts", str(tmp_path / "empty.jsonl"), "--out", str(tmp_path / "out.jsonl")]
     assert main(job) == EXIT_REFUSED
     assert "without a line" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", [".", "rejected.jsonl", "p.jsonl"])
+def test_a_run_never_writes_over_its_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text('{"prompt_token_ids": [5, 6]}')
+    assert main(["rollout", "--prompts", "p.jsonl", "--out", out, "--resume"]) == EXIT_REFUSED
+    assert (tmp_path / "p.jsonl").read_text() == '{"prompt_token_ids": [5, 6]}'
+    assert "Name another" in capsys.readouterr().err
+
+
+def test_side_files_of_dotted_names_do_not_meet() -> None:
+    jobs = [RolloutJob(Path("p"), Path(name)) for name in ("run.0.5", "run.0.7", "x.prom", "a.jsonl")]
+    files = [path for job in jobs for path in (job.out, job.meta, job.report, job.metrics)]
+    assert len(set(files)) == len(files)
 
 
 def test_interruption_says_how_to_go_on(

@@ -60,6 +60,8 @@ def test_config_is_frozen() -> None:
         ("sampling.temperature=.inf", "sampling.temperature", "finite"),
         ("sampling.temperature=.nan", "sampling.temperature", "finite"),
         ("policy.model=''", "policy.model", "at least 1 character"),
+        ("drafter.version=2026-99-99", "--set drafter.version", "YAML"),
+        ("engine.vllm_args={seed: 1, seed: 2}", "--set engine.vllm_args", "YAML"),
         ("sampling", "--set", "key.path=value"),
         ("sampling.=1", "--set", "key.path=value"),
         ("sampling.n.x=1", "sampling.n", "integer"),
@@ -79,6 +81,13 @@ def test_file_that_is_no_mapping_with_each_key_once_is_refused(tmp_path: Path, t
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"bad\.yaml"):
         load_config(path)
+
+
+def test_yaml_that_people_write(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("speculation: {policy: off}\nsampling: {<<: {n: 2, top_p: 0.9}, n: 3}\n")
+    config = load_config(path)
+    assert (config.speculation.policy, config.sampling.n, config.sampling.top_p) == ("off", 3, 0.9)
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def test_resume_keeps_whole_groups_wherever_the_file_was_cut(tmp_path: Path, cut
     whole = path.read_bytes()
     size = len(whole) // 3
     num_bytes = cut % (len(whole) + 1)
+    if num_bytes == size // 2:  # one whole sample and no more: a run with n = 1 writes the same
+        num_bytes += 1
     path.write_bytes(whole[:num_bytes])
     with open_writer(path, resume=True) as writer:
         kept = "".join(writer.finished)
@@ -124,6 +126,27 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, text: str) -> No
     with pytest.raises(InputError, match=r"line 1|ends in something else"):
         open_writer(path, resume=True)
     assert path.read_text() == text
+
+
+def test_a_lone_group_of_another_size_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with open_writer(path) as writer:
+        writer.write_group(group("a"))
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"sampling\.n = 4"):
+        RolloutWriter(path, group_size=4, resume=True)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_another_run_writes_is_not_cut(tmp_path: Path) -> None:
+    with open_writer(tmp_path / "out.jsonl") as writer:
+        writer.write_group(group("a"))
+        writer._file.write(b'{"group_id": "b"')
+        writer._file.flush()
+        before = (tmp_path / "out.jsonl").read_bytes()
+        with pytest.raises(InputError, match="another run"):
+            open_writer(tmp_path / "out.jsonl", resume=True)
+        assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
 def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:
