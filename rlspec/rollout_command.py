@@ -110,6 +110,7 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
         accepted, unfit = accelerator.encode(prompts)
         if unfit:
             _check_rejected(job, [*rejected, *unfit])
+        accelerator.metrics.count_skipped("bad_prompts", len(rejected) + len(unfit))
         if not accepted:
             given = f"{job.prompts}, with {len(rejected) + len(unfit)} bad prompts and no good one"
             raise InputError("--prompts", given=given, allowed="prompts", fix=f"See {job.rejected}.")

@@ -124,6 +124,7 @@ def test_bad_lines_replay_and_what_is_written(tmp_path: Path, config_file: Path,
     assert set(meta["k_trace"]) == {3}
     assert "<svg" in (tmp_path / "a.report.html").read_text()
     assert "rlspec_rollouts_total" in (tmp_path / "a.prom").read_text()
+    assert 'rlspec_skipped_total{what="bad_prompts"} 2.0' in (tmp_path / "a.prom").read_text()
 
     code, output = run(
         *job, "--out", tmp_path / "b.jsonl", "--skip-bad", "--k-trace", tmp_path / "a.meta.json"
