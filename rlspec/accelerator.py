@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -51,14 +52,13 @@ class Accelerator:
             from rollout.engine import RolloutEngine
         except ImportError as error:
             raise missing_engine(error) from error
-        port = self.config.observability.prometheus_port
-        if port is not None:
-            logger.info("metrics on http://127.0.0.1:%d/metrics", self.metrics.serve(port))
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.metrics.close)  # frees the port when the engine does not start
+            port = self.config.observability.prometheus_port
+            if port is not None:
+                logger.info("metrics on http://127.0.0.1:%d/metrics", self.metrics.serve(port))
             self._engine = RolloutEngine(self.config, self.metrics)
-        except BaseException:  # whatever it was, it goes on; the port is free again
-            self.metrics.close()
-            raise
+            undo.pop_all()
 
     def generate(
         self,
@@ -80,7 +80,7 @@ class Accelerator:
         """
         checked = as_prompts(prompts)
         order = {prompt.group_id: index for index, prompt in enumerate(checked)}
-        rollouts = self.stream(checked, sampling, k_trace=k_trace)
+        rollouts = self._stream_checked(checked, sampling, k_trace)
         return sorted(rollouts, key=lambda rollout: (order[rollout.group_id], rollout.sample_index))
 
     def stream(
@@ -95,10 +95,7 @@ class Accelerator:
         Everything that can be refused is refused before this returns. Closing the iterator early aborts
         what is still running.
         """
-        accepted, rejected = self.encode(as_prompts(prompts))
-        if rejected:
-            raise first_error(rejected)
-        return self.stream_encoded(accepted, sampling, k_trace=k_trace)
+        return self._stream_checked(as_prompts(prompts), sampling, k_trace)
 
     def encode(self, prompts: Sequence[Prompt]) -> tuple[list[EncodedPrompt], list[Rejected]]:
         """Token ids of each prompt, and the prompts that do not fit the policy with the reason."""
@@ -160,17 +157,28 @@ class Accelerator:
     ) -> None:
         self.close()
 
+    def _stream_checked(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingConfig | Mapping[str, Any] | None,
+        k_trace: Sequence[int] | None,
+    ) -> Iterator[Rollout]:
+        accepted, rejected = self.encode(prompts)
+        if rejected:
+            raise first_error(rejected)
+        return self.stream_encoded(accepted, sampling, k_trace=k_trace)
+
     def _policy_spec(self, k_trace: Sequence[int] | None) -> PolicySpec:
         if k_trace is None:
             off = self.config.speculation.policy == "off"
             return fixed_spec(0 if off else self.config.num_draft_tokens)
+        if not isinstance(k_trace, Sequence):
+            fix = "Give accelerator.k_trace of an earlier call."
+            raise InputError("k_trace", given=k_trace, allowed="a list of integers", fix=fix)
         if not self.config.engine.in_process:
             fix = "Set engine.in_process to true, or leave k_trace out: a fixed K repeats in both modes."
             allowed = "none with engine.in_process: false, where requests reach running steps by chance"
             raise InputError("k_trace", given=f"{len(k_trace)} steps", allowed=allowed, fix=fix)
-        if not isinstance(k_trace, Sequence):
-            fix = "Give accelerator.k_trace of an earlier call."
-            raise InputError("k_trace", given=k_trace, allowed="a list of integers", fix=fix)
         largest = self.config.drafter.max_draft_tokens
         bad = next((k for k in k_trace if type(k) is not int or not 0 <= k <= largest), None)
         if bad is not None:

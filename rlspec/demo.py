@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlspec import provenance
@@ -82,18 +82,10 @@ def run_demo(config: Config, runs: Path) -> bool:
         with RolloutWriter(folder / "rollouts.jsonl", group_size=GROUP_SIZE) as writer:
             for round_index in range(NUM_ROUNDS):
                 for arm in arms:
-                    for group in _groups(arm.run(round_index)):
-                        writer.write_group(group)
+                    writer.write_groups(arm.run(round_index))
         verdict = _greedy_identity(plain, speculating)
     _report(folder, [arm.report() for arm in arms], verdict, time.perf_counter() - started)
     return verdict.passed
-
-
-def _groups(rollouts: Iterable[Rollout]) -> Iterator[list[Rollout]]:
-    groups: dict[str, list[Rollout]] = {}
-    for rollout in sorted(rollouts, key=lambda rollout: rollout.sample_index):
-        groups.setdefault(rollout.group_id, []).append(rollout)
-    yield from groups.values()
 
 
 def _greedy_identity(plain: Accelerator, speculating: Accelerator) -> GreedyVerdict:

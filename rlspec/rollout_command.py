@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,24 +123,11 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
         started = time.perf_counter()
         stream = accelerator.stream_encoded(todo, k_trace=k_trace)
         with progress(stream, len(todo) * group_size, "rollouts") as shown:
-            rollouts = _write_groups(shown, writer, group_size)
+            rollouts = writer.write_groups(shown)
         seconds = time.perf_counter() - started
         _write_meta(job.meta, config, k_trace=None if writer.finished else accelerator.k_trace)
         write_text(job.metrics, accelerator.metrics.text())
         _report(job, rollouts, accelerator.steps, seconds, len(writer.finished))
-
-
-def _write_groups(rollouts: Iterable[Rollout], writer: RolloutWriter, num_samples: int) -> list[Rollout]:
-    """Write each group when its last sample is finished; all rollouts, for the report."""
-    done: list[Rollout] = []
-    groups: defaultdict[str, list[Rollout]] = defaultdict(list)
-    for rollout in rollouts:
-        done.append(rollout)
-        group = groups[rollout.group_id]
-        group.append(rollout)
-        if len(group) == num_samples:
-            writer.write_group(sorted(groups.pop(rollout.group_id), key=lambda sample: sample.sample_index))
-    return done
 
 
 def _check_rejected(job: RolloutJob, rejected: Sequence[Rejected]) -> None:

@@ -10,7 +10,8 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
@@ -91,6 +92,22 @@ class RolloutWriter:
         except OSError as error:
             fix = f"{error.strerror}. Free space and continue with --resume; finished groups are kept."
             raise InputError("--out", given=str(self.path), allowed="room to write", fix=fix) from error
+
+    def write_groups(self, rollouts: Iterable[Rollout]) -> list[Rollout]:
+        """Append each group when its last sample is there; returns all rollouts as they came.
+
+        Raises:
+            InputError: As `write_group`.
+        """
+        done: list[Rollout] = []
+        groups: defaultdict[str, list[Rollout]] = defaultdict(list)
+        for rollout in rollouts:
+            done.append(rollout)
+            groups[rollout.group_id].append(rollout)
+            if len(groups[rollout.group_id]) == self._group_size:
+                group = groups.pop(rollout.group_id)
+                self.write_group(sorted(group, key=lambda sample: sample.sample_index))
+        return done
 
     def close(self) -> None:
         """Close the file."""

@@ -10,7 +10,6 @@ A run may be closed half-way: what is still in the engine is then aborted.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rlspec.config import Config, SamplingConfig
-from rlspec.errors import ConfigError, EngineError, InputError
+from rlspec.errors import EngineError, InputError
 from rlspec.metrics import Metrics
 from rlspec.speculation.policies import PolicySpec
 from rlspec.types import FinishReason, Rollout, StepFacts
@@ -31,8 +30,6 @@ from rollout.engine_core import EngineCoreLine
 from rollout.engine_start import drafter_version, start_engine
 from rollout.requests import InFlight, RolloutRequest
 from rollout.sampling import check_sampling, sample_seed, vllm_sampling_params
-
-logger = logging.getLogger("rlspec.rollout.engine")
 
 STEPS_BETWEEN_FETCHES = 64
 """The scheduler is asked for its steps at least this often; from another process a call costs about 1 ms."""
@@ -56,18 +53,11 @@ class RolloutEngine:
         model_config = self._llm.llm_engine.model_config
         self.policy_path: str = model_config.model
         self.max_model_len: int = model_config.max_model_len
-        if config.drafter.max_draft_tokens >= self.max_model_len:
-            self._core.close()
-            raise ConfigError(
-                "drafter.speculative_config.num_speculative_tokens",
-                given=config.drafter.max_draft_tokens,
-                allowed=f"less than max_model_len {self.max_model_len}",
-                fix="Lower it: drafts far ahead are rarely accepted.",
-            )
         self.vocab_size: int = model_config.get_vocab_size()
         self.logprobs_mode: str = str(model_config.logprobs_mode)
-        self._max_in_engine = 2 * self._llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
         scheduling = self._llm.llm_engine.vllm_config.scheduler_config
+        # Requests handed to vLLM at a time: two full batches, so that it never waits for one.
+        self.max_in_engine: int = 2 * scheduling.max_num_seqs
         self._can_rewind = not (current_platform.is_cpu() and scheduling.enable_chunked_prefill)
         self._request_numbers = itertools.count()
         self._is_running = False
@@ -162,11 +152,6 @@ class RolloutEngine:
     def take_steps(self) -> list[StepFacts]:
         """The engine's steps since the last call."""
         return self._core.take_steps()
-
-    @property
-    def max_in_engine(self) -> int:
-        """Requests handed to vLLM at a time: two full batches, so that it never waits for one."""
-        return self._max_in_engine
 
 
 class _Run:

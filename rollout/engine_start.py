@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from contextlib import ExitStack
 from typing import Any
 
 from vllm import LLM
 from vllm.exceptions import VLLMError
 
 from rlspec.config import Config, DrafterConfig
-from rlspec.errors import EngineError
+from rlspec.errors import ConfigError, EngineError
 from rlspec.openmp import warn_without_openmp
 from rollout.checkpoints import read_checkpoint, weights_fingerprint
-from rollout.drafter_checks import check_drafter
+from rollout.drafter_checks import DRAFTER_FIELD, check_drafter
 from rollout.embedded_policy import embedded_policy_path
 from rollout.vllm_args import engine_arguments, engine_environment
 from rollout.vllm_patches import patch_statuses, require_patches
@@ -45,11 +46,27 @@ def start_engine(config: Config) -> LLM:
         check_drafter(policy, config.drafter.speculative_config)
     with engine_environment(config):
         llm = _start_vllm(arguments)
+    with ExitStack() as undo:
+        undo.callback(llm.llm_engine.engine_core.shutdown)  # a refused engine leaves nothing running
+        _check_started(config, llm)
+        undo.pop_all()
+    logger.info("engine ready in %.1f s: %s", time.perf_counter() - started, policy_path)
+    return llm
+
+
+def _check_started(config: Config, llm: LLM) -> None:
+    """What only a started engine can tell: its patches in every process, its context length."""
     require_patches(patch_statuses())
     for rows in llm.collective_rpc("rlspec_patch_rows"):
         require_patches(tuple(PatchStatus(*row) for row in rows))
-    logger.info("engine ready in %.1f s: %s", time.perf_counter() - started, policy_path)
-    return llm
+    max_model_len = llm.llm_engine.model_config.max_model_len
+    if config.drafter.max_draft_tokens >= max_model_len:
+        raise ConfigError(
+            "drafter.speculative_config.num_speculative_tokens",
+            given=config.drafter.max_draft_tokens,
+            allowed=f"less than max_model_len {max_model_len}",
+            fix="Lower it: drafts far ahead are rarely accepted.",
+        )
 
 
 def drafter_version(drafter: DrafterConfig) -> str:
@@ -60,16 +77,11 @@ def drafter_version(drafter: DrafterConfig) -> str:
     if speculative is None:
         return "none"
     method, model = speculative.get("method", "draft_model"), speculative.get("model")
-    checkpoint = (
-        read_checkpoint(model, "drafter.speculative_config.model") if _has_weights(speculative) else None
-    )
+    has_weights = model is not None and method != "custom_class"
+    checkpoint = read_checkpoint(model, DRAFTER_FIELD) if has_weights else None
     if checkpoint is not None:
         return f"{method}:{weights_fingerprint(checkpoint.path)}"
     return f"{method}:{model}" if model else str(method)
-
-
-def _has_weights(speculative: dict[str, Any]) -> bool:
-    return speculative.get("model") is not None and speculative.get("method") != "custom_class"
 
 
 def _start_vllm(arguments: dict[str, Any]) -> LLM:

@@ -46,7 +46,7 @@ def engine_arguments(config: Config, policy_path: str) -> dict[str, Any]:
     """
     arguments = config.vllm_args
     _check_owned(arguments)
-    _check_names("engine.vllm_args", arguments, _engine_argument_names())
+    _check_names("engine.vllm_args", arguments, _known_arguments()[0])
     mode = arguments.setdefault("logprobs_mode", LOGPROBS_MODES[0])
     if mode not in LOGPROBS_MODES:
         fix = "Trainers need processed_logprobs; raw_logprobs leaves temperature out."
@@ -102,7 +102,7 @@ def _check_owned(arguments: Mapping[str, Any]) -> None:
 def _check_speculation(config: Config, arguments: Mapping[str, Any]) -> None:
     speculative = config.drafter.speculative_config or {}
     prefix = "drafter.speculative_config"
-    _check_names(prefix, speculative, _speculative_argument_names())
+    _check_names(prefix, speculative, _known_arguments()[1])
     for name in ("method", "model", "rejection_sample_method"):
         if not isinstance(speculative.get(name), str | None):
             given = speculative[name]
@@ -146,19 +146,12 @@ def _check_names(prefix: str, given: Mapping[str, Any], known: frozenset[str]) -
             raise ConfigError(f"{prefix}.{name}", given=given[name], allowed="an argument of vLLM", fix=fix)
 
 
-def _engine_argument_names() -> frozenset[str]:
-    return frozenset(field.name for field in dataclasses.fields(_import_vllm("EngineArgs")))
-
-
-def _speculative_argument_names() -> frozenset[str]:
-    return frozenset(_import_vllm("SpeculativeConfig").__dataclass_fields__)
-
-
-def _import_vllm(name: str) -> Any:
-    """A configuration class of vLLM; importing vLLM takes about 13 s on 2 CPU cores."""
+def _known_arguments() -> tuple[frozenset[str], frozenset[str]]:
+    """Names of vLLM's engine arguments and of its `speculative_config`; importing vLLM takes seconds."""
     try:
         from vllm.config import SpeculativeConfig
         from vllm.engine.arg_utils import EngineArgs
     except ImportError as error:
         raise missing_engine(error) from error
-    return {"EngineArgs": EngineArgs, "SpeculativeConfig": SpeculativeConfig}[name]
+    engine, speculative = (dataclasses.fields(cls) for cls in (EngineArgs, SpeculativeConfig))
+    return frozenset(field.name for field in engine), frozenset(field.name for field in speculative)
