@@ -43,11 +43,11 @@ class RolloutEngine:
         EngineError: vLLM did not start.
     """
 
-    def __init__(self, config: Config, metrics: Metrics) -> None:
+    def __init__(self, config: Config, metrics: Metrics, *, check_patches: bool = True) -> None:
         self.config = config
         self.metrics = metrics
         self.policy_version = config.policy.version
-        self._llm: LLM = start_engine(config)
+        self._llm: LLM = start_engine(config, check_patches)
         self._core = EngineCoreLine(self._llm)
         self.drafter_version = drafter_version(config.drafter)
         model_config = self._llm.llm_engine.model_config

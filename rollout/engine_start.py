@@ -27,8 +27,13 @@ NO_ROOM_FOR_KV_CACHE = ("KV cache", "cache blocks", "kv_cache_memory_bytes")
 """How vLLM 0.32 words its refusals when the KV cache does not fit (v1/core/kv_cache_utils.py)."""
 
 
-def start_engine(config: Config) -> LLM:
+def start_engine(config: Config, check_patches: bool = True) -> LLM:
     """Check versions, checkpoints and arguments, start vLLM, and check that the patches took.
+
+    Args:
+        config: The whole configuration.
+        check_patches: False starts in spite of patches that did not take, as the audit does, which then
+            shows what that means.
 
     Raises:
         ConfigError, ModelError, SetupError: Refused before vLLM was started, or a patch did not take.
@@ -48,17 +53,23 @@ def start_engine(config: Config) -> LLM:
         llm = _start_vllm(arguments)
     with ExitStack() as undo:
         undo.callback(llm.llm_engine.engine_core.shutdown)  # a refused engine leaves nothing running
+        if check_patches:
+            _check_patches(llm)
         _check_started(config, llm)
         undo.pop_all()
     logger.info("engine ready in %.1f s: %s", time.perf_counter() - started, policy_path)
     return llm
 
 
-def _check_started(config: Config, llm: LLM) -> None:
-    """What only a started engine can tell: its patches in every process, its context length."""
+def _check_patches(llm: LLM) -> None:
+    """Refuse an engine with a patch that did not take in one of its processes."""
     require_patches(patch_statuses())
     for rows in llm.collective_rpc("rlspec_patch_rows"):
         require_patches(tuple(PatchStatus(*row) for row in rows))
+
+
+def _check_started(config: Config, llm: LLM) -> None:
+    """Refuse what only a started engine can tell: drafts as long as its context."""
     max_model_len = llm.llm_engine.model_config.max_model_len
     if config.drafter.max_draft_tokens >= max_model_len:
         raise ConfigError(

@@ -66,6 +66,7 @@ class _LiveScheduling:
         self._scheduled: deque[_ScheduledStep] = deque()
         self._last_update_seconds = 0.0
         self._steps: deque[StepFacts] = deque(maxlen=MAX_KEPT_STEPS)
+        self._verifications: list[tuple[str, list[int], list[int]]] | None = None
         self.rlspec_begin(fixed_spec(self.num_spec_tokens))
         if self.num_spec_tokens:
             self.dynamic_sd_lookup = _DraftLengths(self)
@@ -89,6 +90,15 @@ class _LiveScheduling:
     def rlspec_take_step_rows(self) -> list[list[object]]:
         """`rlspec_take_steps` as plain values, for another process."""
         return [facts.as_row() for facts in self.rlspec_take_steps()]
+
+    def rlspec_record_verifications(self, is_wanted: bool) -> None:
+        """Keep draft and sampled tokens of each verification, for the correctness audit; costs memory."""
+        self._verifications = [] if is_wanted else None
+
+    def rlspec_take_verifications(self) -> list[tuple[str, list[int], list[int]]]:
+        """Request id, draft tokens and sampled tokens of each verification since the last call."""
+        taken, self._verifications = self._verifications or [], []
+        return taken
 
     def rlspec_decide(self, batch_size: int) -> Decision:
         """Ask the policy for this step's K, bounded by what the drafter was built for."""
@@ -115,6 +125,8 @@ class _LiveScheduling:
         contexts = self._context_lengths(scheduler_output)
         # Before vLLM cuts the sampled tokens at a stop, as its own counters do.
         verified = _verified(scheduler_output, model_runner_output)
+        if self._verifications is not None:
+            self._verifications += _verification_tokens(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         emitted = {
             output.request_id: len(output.new_token_ids)
@@ -179,6 +191,19 @@ def _verified(
         drafted.append(len(drafts[request_id]) - invalid.get(request_id, 0) if num_sampled else 0)
         accepted.append(max(num_sampled - 1, 0))
     return tuple(drafted), tuple(accepted)
+
+
+def _verification_tokens(
+    scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+) -> list[tuple[str, list[int], list[int]]]:
+    """Draft and sampled tokens of each request of the step that had drafts and was sampled."""
+    sampled, index = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
+    drafts = scheduler_output.scheduled_spec_decode_tokens
+    return [
+        (request_id, list(tokens), list(sampled[index[request_id]]))
+        for request_id, tokens in drafts.items()
+        if sampled and sampled[index[request_id]]
+    ]
 
 
 class LiveScheduler(_LiveScheduling, Scheduler):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlspec.config import Config, parse_config
-from tests.tiny_models import write_tiny_draft_model, write_tiny_eagle3_head, write_tiny_target
+from rollout.tiny_models import write_tiny_draft_model, write_tiny_eagle3_head, write_tiny_target
 
 TINY_VLLM_ARGS: dict[str, Any] = {
     "dtype": "float32",

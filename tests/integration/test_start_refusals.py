@@ -18,7 +18,7 @@ from rlspec.errors import (
     UnsupportedSamplingError,
 )
 from rollout.vllm_support import PatchStatus
-from tests.tiny_models import write_tiny_draft_model, write_tiny_eagle3_head, write_tiny_target
+from rollout.tiny_models import write_tiny_draft_model, write_tiny_eagle3_head, write_tiny_target
 
 
 @pytest.mark.parametrize(

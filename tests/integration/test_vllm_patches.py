@@ -18,7 +18,7 @@ import pytest
 
 from rollout.vllm_patches import PATCHES
 from rollout.vllm_support import DISABLE_VARIABLE
-from tests.tiny_models import write_tiny_target
+from rollout.tiny_models import write_tiny_target
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("expand_kernel", "empty_top_k", "rebind_kernels", "stale_lm_head")

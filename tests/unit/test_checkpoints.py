@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from rlspec.errors import ModelError
 from rollout.checkpoints import CheckpointFacts, read_checkpoint, weights_fingerprint
 from rollout.drafter_checks import DRAFTER_FIELD, check_draft_head, check_draft_model, check_drafter
-from tests.tiny_models import (
+from rollout.tiny_models import (
     read_config,
     write_checkpoint,
     write_tiny_draft_model,

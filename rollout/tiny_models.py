@@ -1,13 +1,13 @@
-"""Owns the tiny random checkpoints of the tests: Llama targets, EAGLE-3 heads and draft models, in fp32.
+"""Owns the tiny random checkpoints of the audit and of the tests: Llama targets, EAGLE-3 heads, draft models.
 
-They are written straight as tensors, so that unit tests make them in milliseconds without torch.
+In fp32, written straight as tensors, so that they are made in milliseconds without torch.
 Shapes: V vocabulary, D hidden, F feed-forward, Vd draft vocabulary.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,12 @@ def write_tiny_target(
     hidden_size: int = 64,
     num_layers: int = 2,
     tie_word_embeddings: bool = False,
+    logit_std: float = LOGIT_STD,
 ) -> Path:
     """Write a random Llama (400 kB by default) and return its directory."""
     rng = np.random.default_rng(seed)
     config = _llama_config(vocab_size, hidden_size, num_layers, tie_word_embeddings)
-    lm_head_VD = _normal(rng, LOGIT_STD / hidden_size**0.5, vocab_size, hidden_size)
+    lm_head_VD = _normal(rng, logit_std / hidden_size**0.5, vocab_size, hidden_size)
     tensors: Tensors = {"model.norm.weight": _ones(hidden_size)}
     if tie_word_embeddings:
         tensors["model.embed_tokens.weight"] = lm_head_VD
@@ -70,6 +71,7 @@ def write_tiny_eagle3_head(
     seed: int = 0,
     scale: float = 0.2,
     draft_vocab_size: int | None = None,
+    draft_token_ids: Sequence[int] | None = None,
     hidden_size: int | None = None,
     speculators_format: bool = False,
 ) -> Path:
@@ -81,13 +83,14 @@ def write_tiny_eagle3_head(
         seed: Of the weights and of the draft vocabulary.
         scale: Standard deviation of the weights.
         draft_vocab_size: Tokens that the head can propose, drawn from the target's vocabulary; None is all.
+        draft_token_ids: Those tokens, instead of drawing them.
         hidden_size: Of the head and of the target it claims to fit; None is the target's.
         speculators_format: Write the layout of `speculators` instead of vLLM's own.
     """
     rng = np.random.default_rng(seed)
     target = read_config(target_path)
     vocab_size, hidden = target["vocab_size"], hidden_size or target["hidden_size"]
-    num_drafts = draft_vocab_size or vocab_size
+    num_drafts = len(draft_token_ids or ()) or draft_vocab_size or vocab_size
     layer = _llama_config(vocab_size, hidden, 1, False)
     tensors: Tensors = {
         "fc.weight": _normal(rng, scale, hidden, 3 * hidden),
@@ -98,7 +101,7 @@ def write_tiny_eagle3_head(
     tensors |= _layer(rng, prefix, layer, attention_input_size=2 * hidden, scale=scale)
     tensors[f"{prefix}.hidden_norm.weight"] = _ones(hidden)
     if num_drafts != vocab_size:
-        token_ids = np.sort(rng.choice(vocab_size, size=num_drafts, replace=False))
+        token_ids = np.sort(draft_token_ids or rng.choice(vocab_size, size=num_drafts, replace=False))
         tensors["d2t"] = token_ids - np.arange(num_drafts)
         tensors["t2d"] = np.isin(np.arange(vocab_size), token_ids)
     extra = {

@@ -1,0 +1,137 @@
+"""Owns what every check works with: an engine to draw from, the reference, and the share of false alarms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rlspec.audit.accounting import VerifiedDrafts
+from rlspec.audit.exact import Array
+from rlspec.config import Config, with_sampling
+from rlspec.metrics import Metrics
+from rlspec.speculation.policies import PolicySpec, fixed_spec, replay_spec
+from rlspec.types import Rollout, StepFacts
+from rollout.audit_runs.subjects import Drafter, Subject
+from rollout.engine import RolloutEngine
+from rollout.reference import ReferenceModel
+from rollout.requests import RolloutRequest
+
+MAX_STEPS = 50_000
+"""K is given for this many steps: more than any check takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One call of the engine: responses by prompt and sample, steps, and verifications if wanted."""
+
+    rollouts: list[Rollout]
+    steps: list[StepFacts]
+    verified: list[VerifiedDrafts] = field(default_factory=list)
+
+    @property
+    def token_ids(self) -> list[tuple[int, ...]]:
+        """The responses."""
+        return [rollout.completion_token_ids for rollout in self.rollouts]
+
+
+class AuditEngine:
+    """An engine as the product runs it, with a drafter of the subject."""
+
+    def __init__(self, config: Config, drafter: Drafter, seed: int) -> None:
+        self.drafter = drafter
+        self.config = config
+        self.engine = RolloutEngine(config, Metrics(), check_patches=False)
+        self._random_k = np.random.default_rng((seed, 2))
+
+    def draw(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Mapping[str, Any],
+        *,
+        num_samples: int = 1,
+        random_k: bool = False,
+        varied_lengths: Sequence[int] = (),
+        verified: bool = False,
+    ) -> Drawn:
+        """Draw responses; ordered by prompt, then sample.
+
+        Args:
+            prompts: Token ids.
+            sampling: vLLM's names.
+            num_samples: Of each prompt.
+            random_k: K is drawn anew for every step; else it is the drafter's largest.
+            varied_lengths: `max_tokens` of the samples in turn, so that requests join and leave all the time.
+            verified: Record every verification.
+        """
+        parameters = with_sampling(self.config, {"ignore_eos": True, "detokenize": False, **sampling})
+        by_length = [
+            with_sampling(self.config, {**parameters.model_dump(exclude_unset=True), "max_tokens": n})
+            for n in varied_lengths
+        ] or [parameters]
+        requests = [
+            RolloutRequest(str(g), i, tuple(prompt), sampling=by_length[i % len(by_length)])
+            for g, prompt in enumerate(prompts)
+            for i in range(num_samples)
+        ]
+        steps: list[StepFacts] = []
+        if verified:
+            self.engine.record_verifications(True)
+        rollouts = list(self.engine.run(requests, self._policy(random_k), steps.extend))
+        rows = self.engine.take_verifications() if verified else []
+        if verified:
+            self.engine.record_verifications(False)
+        rollouts.sort(key=lambda rollout: (int(rollout.group_id), rollout.sample_index))
+        return Drawn(rollouts, steps, [VerifiedDrafts(r, tuple(d), tuple(s)) for r, d, s in rows])
+
+    def counters(self) -> dict[str, int]:
+        """vLLM's own counters, by their names without prefix."""
+        return self.engine.counters()
+
+    def _policy(self, random_k: bool) -> PolicySpec:
+        largest = self.drafter.max_draft_tokens
+        if not random_k:
+            return fixed_spec(largest)
+        return replay_spec(self._random_k.integers(0, largest + 1, MAX_STEPS).tolist())
+
+
+@dataclass
+class Bench:
+    """What the checks share.
+
+    Attributes:
+        subject: What is audited.
+        seed: Of sampling, of K, of the tiny policy.
+        is_full: The long audit.
+        alpha: p-value below which a statistical test fails.
+        plain_greedy: Greedy responses without a drafter, once they are drawn.
+    """
+
+    subject: Subject
+    seed: int
+    is_full: bool
+    alpha: float
+    plain_greedy: list[Rollout] | None = None
+
+    @cached_property
+    def reference(self) -> ReferenceModel:
+        """The policy in transformers."""
+        return ReferenceModel(self.subject.config.policy.model)
+
+    @cached_property
+    def tree(self) -> tuple[Array, ...]:
+        """Logits after every continuation of the first prompt by up to 3 tokens."""
+        return self.reference.tree_logits(self.subject.prompts[0])
+
+    @contextmanager
+    def engine(self, drafter: Drafter, **vllm_args: Any) -> Iterator[AuditEngine]:
+        """An engine of the subject, closed afterwards."""
+        engine = AuditEngine(self.subject.config_for(drafter, self.seed, vllm_args), drafter, self.seed)
+        try:
+            yield engine
+        finally:
+            engine.engine.close()

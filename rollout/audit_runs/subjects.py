@@ -1,0 +1,154 @@
+"""Owns what is audited: a policy, its drafters and prompts. The tiny random one, or the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlspec.config import Config, parse_config
+from rollout.tiny_models import write_tiny_draft_model, write_tiny_eagle3_head, write_tiny_target
+
+NUM_DRAFT_TOKENS = 3
+"""K of every drafter of the tiny subject: tokens 2 to 4 are its draft positions."""
+
+TINY_VOCAB_SIZE = 32
+TINY_LOGIT_STD = 2.5
+"""Peaked enough that the pair of tokens 1 and 2 needs 200,000 samples and not more."""
+TINY_DRAFT_NOISE = 0.3
+TINY_HEAD_TOKENS = 8
+"""The tiny EAGLE-3 head proposes only the likeliest tokens, so that a random head is accepted at times."""
+
+TINY_VLLM_ARGS: Mapping[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 128,
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 8192,
+    "kv_cache_memory_bytes": 1 << 27,
+    "enable_chunked_prefill": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """One way of drafting.
+
+    Attributes:
+        name: What results call it.
+        speculative_config: vLLM's, None for plain decoding.
+        is_policy: The draft model is the policy itself and its drafts are sampled: all must be accepted.
+    """
+
+    name: str
+    speculative_config: Mapping[str, Any] | None
+    is_policy: bool = False
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The largest K."""
+        return int((self.speculative_config or {}).get("num_speculative_tokens", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A policy with what can draft for it.
+
+    Attributes:
+        name: What results call it.
+        config: Policy and vLLM arguments; its drafter is replaced by each of `drafters`.
+        drafters: Plain decoding first.
+        prompts: Token ids; the first one's continuations are enumerated where `is_enumerable`.
+        is_enumerable: The vocabulary is small enough for exact marginals of tokens 1 to 4.
+        other_policy: A checkpoint of the same shape to update to; None where there is none.
+    """
+
+    name: str
+    config: Config
+    drafters: tuple[Drafter, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    is_enumerable: bool
+    other_policy: str | None
+
+    def config_for(self, drafter: Drafter, seed: int, vllm_args: Mapping[str, Any]) -> Config:
+        """The configuration of an engine with that drafter; `vllm_args` are laid over the subject's own."""
+        tree = self.config.model_dump(exclude_unset=True)
+        arguments = {"disable_log_stats": False, "seed": seed, **self.config.vllm_args, **vllm_args}
+        speculative = None if drafter.speculative_config is None else dict(drafter.speculative_config)
+        return parse_config(
+            {
+                **tree,
+                "drafter": {"speculative_config": speculative},
+                "speculation": {},
+                "engine": {**tree.get("engine", {}), "vllm_args": arguments},
+                "sampling": {},
+            }
+        )
+
+
+def tiny_subject(folder: Path, seed: int, *, tied: bool = False) -> Subject:
+    """A random policy with a vocabulary of 32, its draft models and an EAGLE-3 head, written to a folder."""
+    shape = {"vocab_size": TINY_VOCAB_SIZE, "logit_std": TINY_LOGIT_STD, "tie_word_embeddings": tied}
+    target = write_tiny_target(folder / "policy", seed=seed, **shape)
+    other = write_tiny_target(folder / "other_policy", seed=seed + 1_000_000, **shape)
+    draft_model = write_tiny_draft_model(folder / "draft_model", target, seed=seed, noise=TINY_DRAFT_NOISE)
+    likely = _likely_tokens(target, _covering_prompt(seed))
+    head = write_tiny_eagle3_head(folder / "eagle3", target, seed=seed, draft_token_ids=likely)
+    config = parse_config(
+        {
+            "policy": {"model": str(target)},
+            "engine": {"vllm_args": dict(TINY_VLLM_ARGS)},
+            "observability": {"vllm_log_level": "error"},
+        }
+    )
+    return Subject(
+        "tiny", config, _tiny_drafters(target, draft_model, head), _tiny_prompts(seed), True, str(other)
+    )
+
+
+def _tiny_drafters(target: Path, draft_model: Path, head: Path) -> tuple[Drafter, ...]:
+    def with_model(
+        name: str, method: str, model: Path, probabilistic: bool, is_policy: bool = False
+    ) -> Drafter:
+        speculative = {"method": method, "model": str(model), "num_speculative_tokens": NUM_DRAFT_TOKENS}
+        if probabilistic:
+            speculative["draft_sample_method"] = "probabilistic"
+        return Drafter(name, speculative, is_policy)
+
+    ngram = {"num_speculative_tokens": NUM_DRAFT_TOKENS, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    return (
+        Drafter("plain", None),
+        Drafter("ngram", {"method": "ngram", **ngram}),
+        with_model("draft_model = policy, greedy drafts", "draft_model", target, False),
+        with_model("draft_model = policy, sampled drafts", "draft_model", target, True, is_policy=True),
+        with_model("draft_model, greedy drafts", "draft_model", draft_model, False),
+        with_model("draft_model, sampled drafts", "draft_model", draft_model, True),
+        with_model("eagle3, greedy drafts", "eagle3", head, False),
+        with_model("eagle3, sampled drafts", "eagle3", head, True),
+    )
+
+
+def _covering_prompt(seed: int) -> tuple[int, ...]:
+    """Every token but the special ones in random order: n-gram lookup drafts after any first token."""
+    tokens = np.random.default_rng(seed).permutation(np.arange(2, TINY_VOCAB_SIZE))
+    return tuple(tokens.tolist())
+
+
+def _tiny_prompts(seed: int) -> tuple[tuple[int, ...], ...]:
+    generator = np.random.default_rng((seed, 1))
+    lengths = (3, 10, 17, 24, 31, 40)
+    others = (tuple(generator.integers(2, TINY_VOCAB_SIZE, length).tolist()) for length in lengths)
+    return (_covering_prompt(seed), *others)
+
+
+def _likely_tokens(target: Path, prompt: Sequence[int]) -> list[int]:
+    """The tokens that the policy most often likes after a token of the prompt."""
+    from rollout.reference import ReferenceModel
+
+    logits_TV = ReferenceModel(target).completion_logits(prompt[:1], prompt[1:])
+    probabilities_TV = np.exp(logits_TV - np.logaddexp.reduce(logits_TV, axis=-1, keepdims=True))
+    order = np.argsort(-probabilities_TV.mean(axis=0))
+    return sorted(order[:TINY_HEAD_TOKENS].tolist())
