@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rlspec.config import Config, SamplingConfig, with_sampling
+from rlspec.config import Config, SamplingConfig, change_sampling, with_sampling
 from rlspec.config_files import load_config
 from rlspec.errors import InputError, missing_engine
 from rlspec.metrics import Metrics
@@ -22,6 +22,7 @@ from rlspec.types import Prompt, Rollout, StepFacts
 
 if TYPE_CHECKING:
     from rollout.encoding import EncodedPrompt
+    from rollout.sampling import RequestSampling
 
 logger = logging.getLogger("rlspec.accelerator")
 
@@ -122,17 +123,33 @@ class Accelerator:
             parameters = sampling
         else:
             parameters = with_sampling(self.config, sampling or {})
+        samplings = self._prepare(prompts, parameters)
         requests = (
-            RolloutRequest(prompt.group_id, index, prompt.token_ids, prompt.data)
-            for prompt in prompts
+            RolloutRequest(prompt.group_id, index, prompt.token_ids, prepared, prompt.data)
+            for prompt, prepared in zip(prompts, samplings, strict=True)
             for index in range(parameters.n)
         )
         steps: list[StepFacts] = []
-        run: Iterator[Rollout] = self._engine.run(
-            requests, parameters, self._policy_spec(k_trace), steps.extend
-        )
+        run: Iterator[Rollout] = self._engine.run(requests, self._policy_spec(k_trace), steps.extend)
         self.steps = steps
         return run
+
+    def _prepare(self, prompts: Sequence[EncodedPrompt], sampling: SamplingConfig) -> list[RequestSampling]:
+        """Checked sampling parameters of each prompt; prompts with the same ones share them."""
+        common = self._engine.prepare(sampling)
+        distinct: dict[str, RequestSampling] = {}
+        samplings = []
+        for prompt in prompts:
+            prepared = common
+            if prompt.sampling:
+                own = change_sampling(sampling, prompt.sampling)
+                key = own.model_dump_json()
+                if key not in distinct:
+                    where = f"prompt of group {prompt.group_id}: sampling"
+                    distinct[key] = self._engine.prepare(own, where)
+                prepared = distinct[key]
+            samplings.append(prepared)
+        return samplings
 
     @property
     def policy_path(self) -> str:

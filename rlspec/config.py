@@ -107,6 +107,12 @@ class SpeculationConfig(_Section):
     num_draft_tokens: Int | None = Field(
         None, ge=0, description="Draft tokens a request and step (K); null is the drafter's largest."
     )
+    on_unsupported: Literal["error", "plain"] = Field(
+        "error",
+        description="Sampling parameters that cannot be honoured for draft tokens (min_p, logit_bias, "
+        "min_tokens): `error` refuses them; `plain` draws those requests without drafts, at K = 0, beside "
+        "others that speculate.",
+    )
 
 
 class EngineConfig(_Section):
@@ -142,8 +148,11 @@ class SamplingConfig(_Section):
     )
     top_p: float | None = Field(None, description="Nucleus mass.")
     top_k: Int | None = Field(None, description="Tokens kept.")
-    min_p: float | None = Field(None, description="Refused while speculating (vLLM cannot honour it).")
-    min_tokens: Int | None = Field(None, description="New tokens before a stop counts.")
+    min_p: float | None = Field(None, description="Not for draft tokens: see speculation.on_unsupported.")
+    min_tokens: Int | None = Field(
+        None,
+        description="New tokens before a stop counts. Not for draft tokens: see speculation.on_unsupported.",
+    )
     presence_penalty: float | None = Field(None, description="vLLM's.")
     frequency_penalty: float | None = Field(None, description="vLLM's.")
     repetition_penalty: float | None = Field(None, description="vLLM's.")
@@ -156,7 +165,11 @@ class SamplingConfig(_Section):
     bad_words: list[str] | None = Field(None, description="vLLM's.")
     allowed_token_ids: list[int] | None = Field(None, description="vLLM's.")
     logit_bias: dict[int, float] | None = Field(
-        None, description="Refused while speculating (vLLM cannot honour it)."
+        None, description="Not for draft tokens: see speculation.on_unsupported."
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        None,
+        description="One of vLLM's constraints: json, regex, choice, grammar, json_object or structural_tag.",
     )
 
 
@@ -233,7 +246,16 @@ def with_sampling(config: Config, changes: Mapping[str, Any]) -> SamplingConfig:
     if not isinstance(changes, Mapping):
         fix = "Give a mapping of vLLM's names, or a SamplingConfig."
         raise ConfigError("sampling", given=changes, allowed="a mapping", fix=fix)
-    tree = {**config.sampling.model_dump(exclude_unset=True), **changes}
+    return change_sampling(config.sampling, changes)
+
+
+def change_sampling(sampling: SamplingConfig, changes: Mapping[str, Any]) -> SamplingConfig:
+    """Sampling parameters with some of them changed, validated.
+
+    Raises:
+        ConfigError: A name is unknown or a value is not accepted.
+    """
+    tree = {**sampling.model_dump(exclude_unset=True), **changes}
     return parse_config({"sampling": tree}).sampling
 
 

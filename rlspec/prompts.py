@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rlspec.errors import InputError, nearest
+from rlspec.config import SamplingConfig, change_sampling
+from rlspec.errors import ConfigError, InputError, nearest
 from rlspec.types import Prompt
 
 PromptLike = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, object]] | Prompt
@@ -19,6 +20,9 @@ PromptLike = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, object]] |
 
 FORMS: Mapping[str, str] = {"prompt": "text", "messages": "messages", "prompt_token_ids": "token_ids"}
 """The keys of a JSONL line that hold the prompt, and the field of `Prompt` that each fills."""
+
+OWN_KEYS = frozenset({*FORMS, "group_id", "sampling"})
+"""The keys of a JSONL line that are not carried to the rollouts as the caller's own."""
 
 ONE_FORM = (
     "exactly one of prompt (a string), messages (a list of {role, content}), prompt_token_ids (a list of ids)"
@@ -56,6 +60,7 @@ def as_prompt(value: PromptLike, index: int) -> Prompt:
             where, given=value, allowed="a string, token ids, chat messages or a Prompt", fix=_FIX
         )
     check_form(prompt, where)
+    check_sampling_changes(prompt.sampling, where)
     group_id = index if prompt.group_id is None else prompt.group_id
     if not isinstance(group_id, str | int):
         fix = "Leave it out for the position in the call."
@@ -86,7 +91,8 @@ def read_prompts(path: str | Path) -> tuple[list[Prompt], list[Rejected]]:
     """The prompts of a JSONL file and the lines that are not accepted, both in order.
 
     A line is an object with one of `prompt`, `messages` or `prompt_token_ids`; `group_id` names it (the
-    line's number where it has none); every other key is carried to the rollouts.
+    line's number where it has none); `sampling` changes parameters for it; every other key is carried to the
+    rollouts.
 
     Raises:
         InputError: The file cannot be read.
@@ -136,6 +142,26 @@ def check_form(prompt: Prompt, where: str) -> None:
         bad = next((item for item in value if not _is_message(item)), None)
         if bad is not None:
             raise InputError(field, given=bad, allowed="objects with string `role` and `content`", fix=_FIX)
+
+
+def check_sampling_changes(changes: object, where: str) -> None:
+    """Check a prompt's own sampling parameters: their names and values, and that `n` is not among them.
+
+    Raises:
+        InputError: They are not accepted.
+    """
+    if not isinstance(changes, Mapping):
+        allowed = "a mapping of vLLM's sampling parameters"
+        raise InputError(f"{where}: sampling", given=changes, allowed=allowed, fix=_FIX)
+    if "n" in changes:
+        allowed = "no n: each group of a call has the same number of samples"
+        fix = "Remove it, and set n for the call."
+        raise InputError(f"{where}: sampling.n", given=changes["n"], allowed=allowed, fix=fix)
+    try:
+        change_sampling(SamplingConfig(), changes)
+    except ConfigError as error:
+        field = f"{where}: {error.field}"
+        raise InputError(field, given=error.given, allowed=error.allowed, fix=error.fix) from error
 
 
 def check_token_ids(token_ids: Sequence[int], where: str, *, max_model_len: int, vocab_size: int) -> None:
@@ -188,9 +214,11 @@ def _parse_line(line: bytes, where: str, default_group_id: str) -> Prompt:
     if not isinstance(group_id, str | int) or isinstance(group_id, bool) or group_id == "":
         allowed = "a string that is not empty, or an integer"
         raise InputError(f"{where}: group_id", given=group_id, allowed=allowed, fix=_FIX)
-    data = {key: value for key, value in record.items() if key not in FORMS and key != "group_id"}
-    prompt = Prompt(**_as_tuples(forms), group_id=str(group_id), data=data)
+    data = {key: value for key, value in record.items() if key not in OWN_KEYS}
+    sampling = record.get("sampling", {})
+    prompt = Prompt(**_as_tuples(forms), group_id=str(group_id), data=data, sampling=sampling)
     check_form(prompt, where)
+    check_sampling_changes(sampling, where)
     return prompt
 
 

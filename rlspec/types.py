@@ -41,6 +41,7 @@ class Prompt:
         token_ids: Token ids, used as they are.
         group_id: Names the group of samples drawn from this prompt; unique in a run.
         data: The caller's own fields, carried to each rollout unchanged.
+        sampling: Sampling parameters of this prompt under vLLM's names, laid over the call's; not `n`.
     """
 
     text: str | None = None
@@ -48,6 +49,7 @@ class Prompt:
     token_ids: tuple[int, ...] | None = None
     group_id: str | None = None
     data: Mapping[str, object] = field(default_factory=dict)
+    sampling: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

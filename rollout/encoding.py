@@ -20,6 +20,7 @@ class EncodedPrompt:
     group_id: str
     token_ids: tuple[int, ...]
     data: dict[str, object] = field(default_factory=dict)
+    sampling: dict[str, object] = field(default_factory=dict)
 
 
 def encode_prompts(
@@ -44,7 +45,8 @@ def encode_prompts(
             given = prompt.text or prompt.messages or prompt.token_ids
             rejected.append(Rejected(where, given, error))
         else:
-            encoded.append(EncodedPrompt(str(prompt.group_id), token_ids, dict(prompt.data)))
+            data, sampling = dict(prompt.data), dict(prompt.sampling)
+            encoded.append(EncodedPrompt(str(prompt.group_id), token_ids, data, sampling))
     return encoded, rejected
 
 

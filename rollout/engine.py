@@ -10,12 +10,13 @@ A run may be closed half-way: what is still in the engine is then aborted.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from vllm import LLM, RequestOutput, SamplingParams
+from vllm import LLM, RequestOutput
 from vllm.exceptions import VLLMError
 from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
@@ -29,7 +30,9 @@ from rlspec.types import FinishReason, Rollout, StepFacts
 from rollout.engine_core import EngineCoreLine
 from rollout.engine_start import drafter_version, start_engine
 from rollout.requests import InFlight, RolloutRequest
-from rollout.sampling import check_sampling, sample_seed, vllm_sampling_params
+from rollout.sampling import EngineTraits, RequestSampling, prepare_sampling, sample_seed, verify_params
+
+logger = logging.getLogger("rlspec.rollout.engine")
 
 STEPS_BETWEEN_FETCHES = 64
 """The scheduler is asked for its steps at least this often; from another process a call costs about 1 ms."""
@@ -58,7 +61,13 @@ class RolloutEngine:
         scheduling = self._llm.llm_engine.vllm_config.scheduler_config
         # Requests handed to vLLM at a time: two full batches, so that it never waits for one.
         self.max_in_engine: int = 2 * scheduling.max_num_seqs
-        self._can_rewind = not (current_platform.is_cpu() and scheduling.enable_chunked_prefill)
+        self._traits = EngineTraits(
+            speculating=config.drafter.speculative_config is not None,
+            on_unsupported=config.speculation.on_unsupported,
+            has_tokenizer=self.tokenizer is not None,
+            can_rewind=not (current_platform.is_cpu() and scheduling.enable_chunked_prefill),
+            vocab_size=self.vocab_size,
+        )
         self._request_numbers = itertools.count()
         self._is_running = False
         self._is_closed = False
@@ -69,36 +78,43 @@ class RolloutEngine:
         """The policy's tokenizer (transformers), or None with `skip_tokenizer_init`."""
         return self._llm.llm_engine.tokenizer
 
+    def prepare(self, sampling: SamplingConfig, where: str = "sampling") -> RequestSampling:
+        """Check sampling parameters and translate them, once for all requests that share them.
+
+        Args:
+            sampling: The parameters.
+            where: What errors call them.
+
+        Raises:
+            UnsupportedSamplingError: A parameter that speculation cannot honour, with a drafter loaded.
+            InputError: The parameters are not accepted.
+        """
+        prepared = prepare_sampling(sampling, self._traits, where)
+        verify_params(prepared, self._llm.llm_engine.vllm_config, self.tokenizer, where)
+        return prepared
+
     def run(
         self,
         requests: Iterable[RolloutRequest],
-        sampling: SamplingConfig,
         policy: PolicySpec,
         on_steps: Callable[[Sequence[StepFacts]], None],
     ) -> Iterator[Rollout]:
         """Draw the requested samples and yield each when it is finished.
 
         Args:
-            requests: Taken lazily; the engine holds at most two batches of them.
-            sampling: Parameters of all of them.
+            requests: Taken lazily; the engine holds at most two batches of them. `prepare` has accepted
+                their sampling parameters.
             policy: Who chooses K.
             on_steps: Called with the engine's steps as they become known.
 
         Raises:
-            InputError: The sampling parameters are not accepted.
             EngineError: Another run is not finished, or the engine died (while iterating).
         """
         if self._is_closed:
             fix = "Make a new Accelerator."
             raise EngineError("engine", given="closed", allowed="an open engine", fix=fix)
         self._refuse_second_run()
-        check_sampling(
-            sampling,
-            speculating=self.config.drafter.speculative_config is not None,
-            has_tokenizer=self.tokenizer is not None,
-            can_rewind=self._can_rewind,
-        )
-        self._last_run = self._guarded(_Run(self, requests, sampling, on_steps), policy)
+        self._last_run = self._guarded(_Run(self, requests, on_steps), policy)
         return self._last_run
 
     def _guarded(self, run: _Run, policy: PolicySpec) -> Generator[Rollout, None, None]:
@@ -126,9 +142,9 @@ class RolloutEngine:
                 self._last_run.close()
             self._core.close()
 
-    def submit(self, request: RolloutRequest, params: SamplingParams, seed: int | None) -> tuple[str, str]:
+    def submit(self, request: RolloutRequest, seed: int | None) -> tuple[str, str]:
         """Hand one request to vLLM; returns its id, which outputs name, and vLLM's own, which steps name."""
-        params = params.clone()
+        params = request.sampling.params.clone()
         params.seed = seed
         prompt = tokens_input(list(request.prompt_token_ids))
         request_id = str(next(self._request_numbers))
@@ -161,17 +177,15 @@ class _Run:
         self,
         engine: RolloutEngine,
         requests: Iterable[RolloutRequest],
-        sampling: SamplingConfig,
         on_steps: Callable[[Sequence[StepFacts]], None],
     ) -> None:
         self._engine = engine
         self._requests = iter(requests)
-        self._sampling = sampling
-        self._params = vllm_sampling_params(sampling)
         self._on_steps = on_steps
         self._in_flight: dict[str, InFlight] = {}
         self._request_ids: dict[str, str] = {}  # by vLLM's own id
         self._started = time.perf_counter()
+        self._told_plain: set[str] = set()
 
     def rollouts(self) -> Iterator[Rollout]:
         """Submit, step and yield until every request is finished; abort the rest when closed early."""
@@ -198,13 +212,22 @@ class _Run:
     def _top_up(self) -> bool:
         """Hand requests to vLLM up to the limit; whether any is in flight."""
         for request in itertools.islice(self._requests, self._engine.max_in_engine - len(self._in_flight)):
-            seed = sample_seed(self._sampling.seed, request.group_id, request.sample_index)
-            request_id, internal_id = self._engine.submit(request, self._params, seed)
+            seed = sample_seed(request.sampling.config.seed, request.group_id, request.sample_index)
+            request_id, internal_id = self._engine.submit(request, seed)
+            self._tell_plain(request)
             self._request_ids[internal_id] = request_id
             self._in_flight[request_id] = InFlight(
                 request, internal_id, seed, time.perf_counter() - self._started
             )
         return bool(self._in_flight)
+
+    def _tell_plain(self, request: RolloutRequest) -> None:
+        """Count a request that gets no drafts, and log each of the parameters once a run."""
+        for name in request.sampling.plain_because:
+            self._engine.metrics.count_skipped(f"drafts_with_{name}")
+            if name not in self._told_plain:
+                self._told_plain.add(name)
+                logger.warning("requests with sampling.%s are drawn without drafts (K = 0)", name)
 
     def _fetch_steps(self) -> None:
         steps = self._engine.take_steps()

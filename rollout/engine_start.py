@@ -69,7 +69,8 @@ def _check_patches(llm: LLM) -> None:
 
 
 def _check_started(config: Config, llm: LLM) -> None:
-    """Refuse what only a started engine can tell: drafts as long as its context."""
+    """Refuse what only a started engine can tell: its model runner, drafts as long as its context."""
+    refuse_plain_on_v2(config, llm.llm_engine.vllm_config.use_v2_model_runner)
     max_model_len = llm.llm_engine.model_config.max_model_len
     if config.drafter.max_draft_tokens >= max_model_len:
         raise ConfigError(
@@ -77,6 +78,22 @@ def _check_started(config: Config, llm: LLM) -> None:
             given=config.drafter.max_draft_tokens,
             allowed=f"less than max_model_len {max_model_len}",
             fix="Lower it: drafts far ahead are rarely accepted.",
+        )
+
+
+def refuse_plain_on_v2(config: Config, use_v2_model_runner: bool) -> None:
+    """Refuse requests without drafts beside a drafter where min_p and logit_bias may be ignored.
+
+    Raises:
+        ConfigError: vLLM chose its V2 runner, which samples in other code than the patch repairs.
+    """
+    is_wanted = config.speculation.on_unsupported == "plain" and config.drafter.speculative_config is not None
+    if is_wanted and use_v2_model_runner:
+        raise ConfigError(
+            "speculation.on_unsupported",
+            given="plain",
+            allowed="error with vLLM's V2 model runner, for which this is not tested",
+            fix="Set it to error, or set the environment variable VLLM_USE_V2_MODEL_RUNNER=0.",
         )
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollout.sampling import RequestSampling
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """One sample to draw: a prompt's token ids and which sample of its group it is."""
+    """One sample to draw: a prompt's token ids, which sample of its group it is, and how to sample."""
 
     group_id: str
     sample_index: int
     prompt_token_ids: tuple[int, ...]
+    sampling: RequestSampling
     data: dict[str, object] = field(default_factory=dict)
 
 

@@ -25,12 +25,14 @@ from vllm.v1.engine.core import EngineCore
 
 from rlspec.speculation.policies import PolicySpec, build_policy, fixed_spec
 from rlspec.types import Decision, Load, Reason, StepFacts
+from rollout.sampling import unmark_plain
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+    from vllm.v1.request import Request
 
 MAX_KEPT_STEPS = 100_000
 """Steps kept for a caller that does not fetch them: about 100 MB at batch 32, then the oldest go."""
@@ -67,6 +69,7 @@ class _LiveScheduling:
         self._last_update_seconds = 0.0
         self._steps: deque[StepFacts] = deque(maxlen=MAX_KEPT_STEPS)
         self._verifications: list[tuple[str, list[int], list[int]]] | None = None
+        self._plain_ids: set[str] = set()  # requests that get no drafts
         self.rlspec_begin(fixed_spec(self.num_spec_tokens))
         if self.num_spec_tokens:
             self.dynamic_sd_lookup = _DraftLengths(self)
@@ -107,6 +110,28 @@ class _LiveScheduling:
         assert 0 <= decision.num_draft_tokens <= self.num_spec_tokens, decision
         self._decision = decision
         return decision
+
+    def add_request(self, request: Request) -> None:
+        # Before the worker sees the parameters; vLLM's front has refused them by then, or not seen them.
+        if request.sampling_params is not None and unmark_plain(request.sampling_params):
+            self._plain_ids.add(request.request_id)
+        super().add_request(request)
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        super().update_draft_token_ids(draft_token_ids)  # called by synchronous scheduling
+        self._drop_drafts_of_plain()
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)  # asynchronous scheduling places drafts here
+        self._drop_drafts_of_plain()
+
+    def _drop_drafts_of_plain(self) -> None:
+        for request_id in tuple(self._plain_ids):
+            request = self.requests.get(request_id)
+            if request is None:
+                self._plain_ids.remove(request_id)
+            elif request.spec_token_ids:
+                request.spec_token_ids = []
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         started_seconds = time.perf_counter()

@@ -23,6 +23,9 @@ MAX_POSITION_EMBEDDINGS = 512
 LOGIT_STD = 1.5
 """Standard deviation of a target's logits: sampling is neither uniform nor all but greedy."""
 
+PRINTABLE = '0123456789abcdefghijklmnopqrstuvwxyz{}[]":,.-_ABCDEFGHIJKLMNOPQRSTUVWXYZ!#$%&()*+/;<=>?@^`|~'
+"""What the tiny tokenizer's ids from 2 on stand for: enough for JSON within the 48 ids of a tiny target."""
+
 Tensors = dict[str, NDArray[Any]]
 
 
@@ -120,6 +123,28 @@ def write_checkpoint(path: Path, config: Mapping[str, Any], tensors: Mapping[str
     save_file(
         {name: np.ascontiguousarray(values) for name, values in tensors.items()}, path / "model.safetensors"
     )
+    return path
+
+
+def write_tiny_tokenizer(path: Path, vocab_size: int = 48) -> Path:
+    """Write a tokenizer of one printable character an id beside a checkpoint: bos is 0, eos is 1."""
+    more = (chr(0x4E00 + index) for index in range(max(0, vocab_size - 2 - len(PRINTABLE))))
+    tokens = ["<s>", "</s>", *PRINTABLE, *more][:vocab_size]
+    special = [
+        {"id": i, "content": tokens[i], "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for i in (0, 1)
+    ]
+    model = {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}, "merges": []}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": special,
+        "decoder": {"type": "Fuse"},
+        "model": model,
+    }
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": tokens[0], "eos_token": tokens[1]}
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
     return path
 
 

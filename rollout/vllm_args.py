@@ -26,6 +26,9 @@ OWNED_BY_RLSPEC: Mapping[str, str] = {
 METHODS_WITH_CONSTANT_K = frozenset({"suffix", "extract_hidden_states", "custom_class"})
 """Methods of vLLM 0.32 that ignore or assert away a K other than the configured one."""
 
+METHODS_THAT_NEED_DRAFTS = frozenset({"extract_hidden_states"})
+"""Methods of vLLM 0.32 whose draft tokens cannot be dropped for single requests."""
+
 LOSSLESS_VERIFICATION = frozenset({"standard", "block"})
 """`rejection_sample_method`s that keep the target's distribution: speculative sampling (2211.17192,
 2302.01318) and block verification (2403.10444)."""
@@ -123,6 +126,13 @@ def _check_speculation(config: Config, arguments: Mapping[str, Any]) -> None:
             fix="Remove it.",
         )
     method = speculative.get("method")
+    if config.speculation.on_unsupported == "plain" and method in METHODS_THAT_NEED_DRAFTS:
+        raise ConfigError(
+            "speculation.on_unsupported",
+            given="plain",
+            allowed=f"error with the method {method!r}: its drafts are how it works, so none can be dropped",
+            fix="Set it to error, or use another method.",
+        )
     if method in METHODS_WITH_CONSTANT_K and config.num_draft_tokens != config.drafter.max_draft_tokens:
         raise ConfigError(
             "speculation.num_draft_tokens",

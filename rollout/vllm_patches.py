@@ -13,11 +13,11 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlspec.errors import SetupError
+from rollout.plain_processors import apply_plain_processors, check_plain_processors
 from rollout.shared_process import apply_shared_process, check_shared_process
 from rollout.vllm_support import (
     DISABLE_VARIABLE,
@@ -27,6 +27,7 @@ from rollout.vllm_support import (
     disabled_patches,
     installed_vllm_version,
     is_version_in,
+    wrap_once,
 )
 
 if TYPE_CHECKING:
@@ -96,13 +97,6 @@ def _on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def _wrap_once(module: ModuleType, name: str, wrapper: Callable[..., Any]) -> None:
-    """Put `wrapper`, called with the original function first, in a function's place; once."""
-    current = getattr(module, name)
-    if not (isinstance(current, partial) and current.func is wrapper):
-        setattr(module, name, partial(wrapper, current))
-
-
 def _expand_kernel_impl(
     output: torch.Tensor,
     input_val: torch.Tensor,
@@ -145,7 +139,7 @@ def _check_expand_kernel() -> str | None:
 def _apply_empty_top_k() -> None:
     from vllm.v1.sample.ops import topk_topp_sampler
 
-    _wrap_once(topk_topp_sampler, "apply_top_k_only", _apply_top_k_to_rows)
+    wrap_once(topk_topp_sampler, "apply_top_k_only", _apply_top_k_to_rows)
 
 
 def _apply_top_k_to_rows(
@@ -208,7 +202,7 @@ def _apply_stale_lm_head() -> None:
     from vllm.model_executor.model_loader.reload import layerwise
 
     # Each weight update ends here: `finalize_layerwise_reload` looks the function up when it is called.
-    _wrap_once(layerwise, "finalize_layerwise_processing", _finalize_and_repack)
+    wrap_once(layerwise, "finalize_layerwise_processing", _finalize_and_repack)
 
 
 def _finalize_and_repack(original: Callable[..., None], model: torch.nn.Module, model_config: object) -> None:
@@ -307,5 +301,15 @@ PATCHES: tuple[Patch, ...] = (
         applies_to=lambda: True,
         apply=apply_shared_process,
         check=check_shared_process,
+    ),
+    Patch(
+        name="plain_processors",
+        symptom="min_p and logit_bias do nothing in an engine with a drafter, even without drafts.",
+        cause="With a speculative config only the min_tokens processor is built.",
+        reference="vllm/v1/sample/logits_processor/__init__.py:build_logitsprocs",
+        versions="==0.32.*",
+        applies_to=lambda: True,
+        apply=apply_plain_processors,
+        check=check_plain_processors,
     ),
 )

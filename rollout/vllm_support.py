@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -66,6 +69,13 @@ class PatchStatus:
     def as_row(self) -> tuple[str, bool, str | None]:
         """Plain values for a message between processes; `PatchStatus(*row)` reads them."""
         return self.name, self.applied, self.fault
+
+
+def wrap_once(module: ModuleType, name: str, wrapper: Callable[..., Any]) -> None:
+    """Put `wrapper`, called with the original function first, in a function's place; once."""
+    current = getattr(module, name)
+    if not (isinstance(current, partial) and current.func is wrapper):
+        setattr(module, name, partial(wrapper, current))
 
 
 def installed_vllm_version() -> str:
