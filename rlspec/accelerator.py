@@ -13,6 +13,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rlspec.config import Config, SamplingConfig, change_sampling, with_sampling
+=======
+from rlspec.audit.drift_report import DriftReport
+from rlspec.audit.logprob_drift import LogprobDrift
+from rlspec.config import Config, SamplingConfig, with_sampling
 from rlspec.config_files import load_config
 from rlspec.errors import InputError, missing_engine
 from rlspec.metrics import Metrics
@@ -21,6 +25,8 @@ from rlspec.speculation.policies import PolicySpec, fixed_spec, replay_spec
 from rlspec.types import Prompt, Rollout, StepFacts
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from rollout.encoding import EncodedPrompt
     from rollout.sampling import RequestSampling
 
@@ -48,6 +54,7 @@ class Accelerator:
     def __init__(self, config: Config | str | Path | None = None) -> None:
         self.config = config if isinstance(config, Config) else load_config(config)
         self.metrics = Metrics()
+        self._drift = LogprobDrift(self.config.drift)
         self.steps: list[StepFacts] = []
         try:  # Here, so that `import rlspec` loads neither torch nor vLLM.
             from rollout.engine import RolloutEngine
@@ -150,6 +157,30 @@ class Accelerator:
                 prepared = distinct[key]
             samplings.append(prepared)
         return samplings
+
+    def observe_trainer_logprobs(
+        self,
+        rollouts: Sequence[Rollout],
+        trainer_logprobs: Sequence[ArrayLike],
+        *,
+        trainer_version: int | None = None,
+    ) -> DriftReport:
+        """Compare the trainer's logprobs of rollouts with the engine's; warn when they part too far.
+
+        Args:
+            rollouts: From this accelerator.
+            trainer_logprobs: For each rollout, the trainer's logprob of each completion token, at the
+                temperature of the sampling.
+            trainer_version: Version of the weights that computed them; None leaves versions uncompared.
+
+        Raises:
+            InputError: Lengths or values do not fit; nothing has been added to the window.
+        """
+        report = self._drift.observe(rollouts, trainer_logprobs, trainer_version=trainer_version)
+        self.metrics.observe_drift(report)
+        if report.verdict.new_crossings:
+            logger.warning("%s", report)
+        return report
 
     @property
     def policy_path(self) -> str:

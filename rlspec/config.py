@@ -190,6 +190,42 @@ class ObservabilityConfig(_Section):
     )
 
 
+class DriftConfig(_Section):
+    """When the trainer's logprobs part too far from the engine's; null switches a threshold off."""
+
+    max_mean_abs: float | None = Field(
+        0.05,
+        gt=0.0,
+        description="Largest mean |trainer - engine| logprob, nats a token. bf16 on both sides gives 0.01 to "
+        "0.04; NeMo RL asks for a look above a mean exp|difference| of 1.05, which is this. fp32: try 1e-3.",
+    )
+    max_abs: float | None = Field(
+        2.0,
+        gt=0.0,
+        description="Largest |difference| of one token, nats. The worst of many bf16 tokens is off by 0.3 to "
+        "1; twice that is a factor of 7 in probability, more than rounding explains. fp32: try 1e-2.",
+    )
+    min_effective_sample_size: float | None = Field(
+        0.95,
+        gt=0.0,
+        le=1.0,
+        description="Smallest effective sample size, a fraction of the tokens. Normal differences of spread "
+        "s leave exp(-s^2): bf16 (s about 0.04) 0.998; 0.95 is a spread of 0.23, five times that.",
+    )
+    max_k3_kl: float | None = Field(
+        0.01,
+        gt=0.0,
+        description="Largest estimate of KL(engine || trainer), nats a token. Small differences of spread s "
+        "give s^2 / 2: bf16 about 0.001; ten times that. NeMo RL gates a test run of its own at 0.01 too.",
+    )
+    window_tokens: Int = Field(
+        65_536,
+        ge=1,
+        description="Tokens looked back on; the last call counts whole even if it has more. At a bf16 spread "
+        "the mean is then known to 0.0002, and a fault is out of sight a few small batches after its repair.",
+    )
+
+
 class Config(_Section):
     """The whole configuration of an `Accelerator`."""
 
@@ -199,6 +235,7 @@ class Config(_Section):
     engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
     sampling: SamplingConfig = Field(default_factory=lambda: SamplingConfig())
     observability: ObservabilityConfig = Field(default_factory=lambda: ObservabilityConfig())
+    drift: DriftConfig = Field(default_factory=lambda: DriftConfig())
 
     @model_validator(mode="after")
     def _check(self) -> Config:

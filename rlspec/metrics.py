@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
+from rlspec.audit.drift_report import DriftReport, DriftStatistic
 from rlspec.errors import ConfigError
 from rlspec.types import Reason, Rollout, StepFacts
 
 STEP_SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 RESPONSE_TOKENS_BUCKETS = (16, 64, 256, 1024, 4096, 16384, 65536)
+
+DRIFT_TEXTS = {
+    DriftStatistic.MEAN_ABS: "Mean |trainer - engine| logprob in the window, nats.",
+    DriftStatistic.MAX_ABS: "Largest |trainer - engine| logprob in the window, nats.",
+    DriftStatistic.EFFECTIVE_SAMPLE_SIZE: "Effective sample size of the window, fraction of its tokens.",
+    DriftStatistic.K3_KL: "Estimate of KL(engine || trainer) in the window, nats a token.",
+}
 
 
 class Metrics:
@@ -36,6 +45,16 @@ class Metrics:
             registry=registry,
         )
         self._skipped = counter("rlspec_skipped", "What was skipped or refused.", ["what"], registry=registry)
+        self._drift = {
+            statistic: Gauge(f"rlspec_drift_{statistic}", text, registry=registry)
+            for statistic, text in DRIFT_TEXTS.items()
+        }
+        self._drift_events = counter(
+            "rlspec_drift_events", "Drift thresholds crossed, by figure.", ["what"], registry=registry
+        )
+        for statistic, gauge in self._drift.items():
+            gauge.set(math.nan)  # 0 would read as measured
+            self._drift_events.labels(statistic.value)
         self._k = Gauge("rlspec_num_draft_tokens", "K of the last step.", registry=registry)
         self._batch = Gauge("rlspec_batch_size", "Requests in the last step.", registry=registry)
         self._waiting = Gauge(
@@ -68,6 +87,13 @@ class Metrics:
         self._rollouts.labels(rollout.finish_reason.value).inc()
         self._tokens.inc(len(rollout.completion_token_ids))
         self._lengths.observe(len(rollout.completion_token_ids))
+
+    def observe_drift(self, report: DriftReport) -> None:
+        """Show the figures of a drift report and count its new crossings."""
+        for statistic, gauge in self._drift.items():
+            gauge.set(getattr(report, statistic.value))
+        for crossing in report.verdict.new_crossings:
+            self._drift_events.labels(crossing.statistic.value).inc()
 
     def count_skipped(self, what: str, count: int = 1) -> None:
         """Count something that was asked for and not done."""
