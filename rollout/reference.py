@@ -26,11 +26,15 @@ class ReferenceModel:
         return float(best[0] - best[1])
 
     @torch.inference_mode()
+    def logits(self, prompt_token_ids: Sequence[int], completion_token_ids: Sequence[int]) -> torch.Tensor:
+        """Logits that each completion token was drawn from, in double precision: a row a token."""
+        token_ids = torch.tensor([[*prompt_token_ids, *completion_token_ids]])
+        return self._model(token_ids).logits[0, len(prompt_token_ids) - 1 : -1].double()
+
     def logprobs(
         self, prompt_token_ids: Sequence[int], completion_token_ids: Sequence[int], temperature: float = 1.0
     ) -> list[float]:
         """Log-probability of each completion token after temperature, in double precision at the softmax."""
-        token_ids = torch.tensor([[*prompt_token_ids, *completion_token_ids]])
-        logits = self._model(token_ids).logits[0, len(prompt_token_ids) - 1 : -1].double()
+        logits = self.logits(prompt_token_ids, completion_token_ids)
         logprobs = (logits / temperature).log_softmax(-1)
         return logprobs.gather(-1, torch.tensor(completion_token_ids)[:, None])[:, 0].tolist()
