@@ -12,11 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rlspec.config import Config, SamplingConfig, change_sampling, with_sampling
-=======
 from rlspec.audit.drift_report import DriftReport
 from rlspec.audit.logprob_drift import LogprobDrift
-from rlspec.config import Config, SamplingConfig, with_sampling
+from rlspec.config import Config, SamplingConfig, change_sampling, with_sampling
 from rlspec.config_files import load_config
 from rlspec.errors import InputError, missing_engine
 from rlspec.metrics import Metrics

@@ -21,6 +21,7 @@ from vllm.exceptions import VLLMError
 from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.reader import Counter
 
 from rlspec.config import Config, SamplingConfig
 from rlspec.errors import EngineError, InputError
@@ -56,6 +57,7 @@ class RolloutEngine:
         model_config = self._llm.llm_engine.model_config
         self.policy_path: str = model_config.model
         self.max_model_len: int = model_config.max_model_len
+        self.dtype: str = str(model_config.dtype).removeprefix("torch.")
         self.vocab_size: int = model_config.get_vocab_size()
         self.logprobs_mode: str = str(model_config.logprobs_mode)
         scheduling = self._llm.llm_engine.vllm_config.scheduler_config
@@ -158,6 +160,19 @@ class RolloutEngine:
     def step(self) -> list[RequestOutput]:
         """One engine step; the requests that finished in it."""
         return [output for output in self._llm.llm_engine.step() if output.finished]
+
+    def record_verifications(self, is_wanted: bool) -> None:
+        """Keep draft and sampled tokens of every verification, or no longer."""
+        self._core.call("record_verifications", is_wanted)
+
+    def take_verifications(self) -> list[tuple[str, list[int], list[int]]]:
+        """vLLM's request id, draft tokens and sampled tokens of each verification since the last call."""
+        return [tuple(row) for row in self._core.call("take_verifications")]
+
+    def counters(self) -> dict[str, int]:
+        """vLLM's Prometheus counters of this process, without their prefix; empty without `log_stats`."""
+        counters = (metric for metric in self._llm.get_metrics() if isinstance(metric, Counter))
+        return {counter.name.removeprefix("vllm:"): counter.value for counter in counters}
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Drop requests that have not finished."""

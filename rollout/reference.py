@@ -26,6 +26,8 @@ class ReferenceModel:
     def __init__(self, path: str | Path) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32).eval()
         self.vocab_size: int = self._model.config.vocab_size
+        eos = self._model.generation_config.eos_token_id
+        self.eos_token_ids: tuple[int, ...] = tuple(eos) if isinstance(eos, list) else (eos,)
 
     def top_two_gap(self, token_ids: Sequence[int]) -> float:
         """The gap between the two best logits of the token after `token_ids`."""
@@ -50,6 +52,14 @@ class ReferenceModel:
         logits = self._model(token_ids).logits[0, max(len(prompt_token_ids) - 1, 0) :]
         rows: Array = logits.double().numpy()
         return rows if one_more else rows[:-1]
+
+    def greedy(self, prompt_token_ids: Sequence[int], num_tokens: int) -> list[int]:
+        """The most likely continuation."""
+        response: list[int] = []
+        for _ in range(num_tokens):
+            last = self.completion_logits([*prompt_token_ids, *response], [], one_more=True)[-1]
+            response.append(int(last.argmax()))
+        return response
 
     @torch.inference_mode()
     def tree_logits(self, prompt_token_ids: Sequence[int]) -> tuple[Array, Array, Array, Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +20,9 @@ from rollout.audit_runs.subjects import Drafter, Subject
 from rollout.engine import RolloutEngine
 from rollout.reference import ReferenceModel
 from rollout.requests import RolloutRequest
+from rollout.sampling import RequestSampling
+
+OnSteps = Callable[[Sequence[StepFacts]], None]
 
 MAX_STEPS = 50_000
 """K is given for this many steps: more than any check takes."""
@@ -48,7 +51,21 @@ class AuditEngine:
         self.engine = RolloutEngine(config, Metrics(), check_patches=False)
         self._random_k = np.random.default_rng((seed, 2))
 
-    def draw(
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's, or None."""
+        return self.engine.tokenizer
+
+    def prepare(self, sampling: Mapping[str, Any]) -> RequestSampling:
+        """Check sampling parameters; responses go on past the end-of-sequence token unless they say so.
+
+        Raises:
+            InputError, ConfigError: They are refused.
+        """
+        changes = {"ignore_eos": True, "detokenize": False, **sampling}
+        return self.engine.prepare(with_sampling(self.config, changes))
+
+    def stream(
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Mapping[str, Any],
@@ -56,37 +73,61 @@ class AuditEngine:
         num_samples: int = 1,
         random_k: bool = False,
         varied_lengths: Sequence[int] = (),
-        verified: bool = False,
-    ) -> Drawn:
-        """Draw responses; ordered by prompt, then sample.
+        on_steps: OnSteps = lambda steps: None,
+    ) -> Iterator[Rollout]:
+        """Draw responses, each yielded when it has ended.
 
         Args:
-            prompts: Token ids.
+            prompts: Token ids; a response's `group_id` is the prompt's index.
             sampling: vLLM's names.
             num_samples: Of each prompt.
             random_k: K is drawn anew for every step; else it is the drafter's largest.
             varied_lengths: `max_tokens` of the samples in turn, so that requests join and leave all the time.
-            verified: Record every verification.
+            on_steps: Called with the engine's steps.
         """
-        parameters = with_sampling(self.config, {"ignore_eos": True, "detokenize": False, **sampling})
-        by_length = [
-            with_sampling(self.config, {**parameters.model_dump(exclude_unset=True), "max_tokens": n})
-            for n in varied_lengths
-        ] or [parameters]
+        lengths = varied_lengths or (sampling["max_tokens"],)
+        prepared = [self.prepare({**sampling, "max_tokens": length}) for length in lengths]
         requests = [
-            RolloutRequest(str(g), i, tuple(prompt), sampling=by_length[i % len(by_length)])
-            for g, prompt in enumerate(prompts)
+            RolloutRequest(str(group), i, tuple(prompt), prepared[i % len(prepared)])
+            for group, prompt in enumerate(prompts)
             for i in range(num_samples)
         ]
+        return self.engine.run(requests, self._policy(random_k), on_steps)
+
+    def draw(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Mapping[str, Any],
+        *,
+        verified: bool = False,
+        **how: Any,
+    ) -> Drawn:
+        """As `stream`, ordered by prompt, then sample; `verified` records every verification."""
         steps: list[StepFacts] = []
         if verified:
             self.engine.record_verifications(True)
-        rollouts = list(self.engine.run(requests, self._policy(random_k), steps.extend))
+        rollouts = list(self.stream(prompts, sampling, on_steps=steps.extend, **how))
         rows = self.engine.take_verifications() if verified else []
         if verified:
             self.engine.record_verifications(False)
         rollouts.sort(key=lambda rollout: (int(rollout.group_id), rollout.sample_index))
         return Drawn(rollouts, steps, [VerifiedDrafts(r, tuple(d), tuple(s)) for r, d, s in rows])
+
+    def draw_mixed(self, requests: Sequence[tuple[Sequence[int], Mapping[str, Any]]]) -> list[Rollout]:
+        """One response to each prompt with its own parameters, all in one batch, in the order given."""
+        rows = [
+            RolloutRequest(str(index), 0, tuple(prompt), self.prepare(sampling))
+            for index, (prompt, sampling) in enumerate(requests)
+        ]
+        rollouts = self.engine.run(rows, self._policy(False), lambda steps: None)
+        return sorted(rollouts, key=lambda rollout: int(rollout.group_id))
+
+    def num_cached_tokens(self, prompt: Sequence[int]) -> int:
+        """Tokens of a prompt that the prefix cache serves when it comes again."""
+        self.draw([prompt], {"max_tokens": 1})
+        before = self.counters()["prefix_cache_hits"]
+        self.draw([prompt], {"max_tokens": 1})
+        return self.counters()["prefix_cache_hits"] - before
 
     def counters(self) -> dict[str, int]:
         """vLLM's own counters, by their names without prefix."""
@@ -121,6 +162,16 @@ class Bench:
     def reference(self) -> ReferenceModel:
         """The policy in transformers."""
         return ReferenceModel(self.subject.config.policy.model)
+
+    @cached_property
+    def other_reference(self) -> ReferenceModel:
+        """The policy that is updated to."""
+        assert self.subject.other_policy is not None
+        return ReferenceModel(self.subject.other_policy)
+
+    def greedy_response(self, num_tokens: int) -> list[int]:
+        """The reference's most likely response to the first prompt."""
+        return self.reference.greedy(self.subject.prompts[0], num_tokens)
 
     @cached_property
     def tree(self) -> tuple[Array, ...]:

@@ -46,7 +46,7 @@ CASES = (
     Case({"temperature": 1.0}, random_k=True, joins_and_leaves=True),
     Case({"temperature": 0.7}, joins_and_leaves=True),
 )
-"""For every drafter: both temperatures, top_k, top_p and neither, K fixed and random, batch still and moving."""
+"""For every drafter: both temperatures; top_k, top_p, neither; K fixed and random; batch still and moving."""
 
 
 def num_tests(subject: Subject) -> int:
@@ -89,8 +89,8 @@ def _exact(bench: Bench, engine: AuditEngine, case: Case) -> CheckResult:
         statistic=f"smallest p = {tests[worst].p_value:.1e} ({worst})",
         threshold=f"p >= {bench.alpha:.1e}",
         false_alarm_rate=bench.alpha * len(tests),
-        detail=f"{num_samples} responses; chi-square {figures}; total-variation errors found in 99 % of audits: "
-        f"{seen:.3f} (a token), {seen_pair:.3f} (the pair)",
+        detail=f"{num_samples} responses; chi-square {figures}; total-variation errors found in 99 % of "
+        f"audits: {seen:.3f} (a token), {seen_pair:.3f} (the pair)",
     )
 
 
@@ -120,8 +120,8 @@ def _ranks(bench: Bench, engine: AuditEngine, case: Case) -> CheckResult:
         statistic=f"p = {test.p_value:.1e}",
         threshold=f"p >= {bench.alpha:.1e}",
         false_alarm_rate=bench.alpha,
-        detail=f"{counts.sum()} tokens, {num_accepted} of them accepted drafts; chi-square {test.statistic:.0f} "
-        f"({test.degrees} degrees) of their places in their own distributions; an error that moves "
-        f"{smallest_error_seen(uniform, int(counts.sum()), bench.alpha):.3f} between the "
+        detail=f"{counts.sum()} tokens, {num_accepted} of them accepted drafts; chi-square "
+        f"{test.statistic:.0f} ({test.degrees} degrees) of their places in their own distributions; an error "
+        f"that moves {smallest_error_seen(uniform, int(counts.sum()), bench.alpha):.3f} between the "
         f"{NUM_RANK_BINS} bins is found in 99 % of audits",
     )

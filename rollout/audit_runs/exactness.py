@@ -26,19 +26,19 @@ LOGPROB_CASES: tuple[Mapping[str, Any], ...] = (
 )
 
 MAX_LOGPROB_ERROR = {"float32": 1e-4, "float16": 0.1, "bfloat16": 0.5}
-"""Largest |dlogp| to the reference in fp32, by the engine's dtype. fp32: 3e-6 was measured, a wrong distribution
-is off by more than 0.01. The half precisions are bounds on rounding in the model, not measured here: there the
-mean matters, which `LogprobDrift` watches."""
+"""Largest |dlogp| to the reference in fp32, by the engine's dtype. fp32: 3e-6 was measured, a wrong
+distribution is off by more than 0.01. The half precisions are bounds on rounding in the model, not measured
+here: there the mean matters, which `LogprobDrift` watches."""
 
 MIN_ACCEPTANCE = 0.999
 """A drafter equal to the policy is accepted but for rounding: min(1, p / q) differs from 1 by about 1e-6."""
 
 
 def greedy_identity(bench: Bench, engine: AuditEngine) -> Iterator[CheckResult]:
-    """Same tokens with and without speculation, K fixed and K random."""
-    if engine.drafter.speculative_config is None:
-        bench.plain_greedy = engine.draw(bench.subject.prompts, GREEDY).rollouts
-        return
+    """Same tokens with and without speculation, K fixed and K random.
+
+    The plain engine is started and closed beside the speculating one, which must not mind.
+    """
     if bench.plain_greedy is None:
         with bench.engine(bench.subject.drafters[0]) as plain:
             bench.plain_greedy = plain.draw(bench.subject.prompts, GREEDY).rollouts
@@ -98,8 +98,6 @@ def raw_logprobs(bench: Bench, engine: AuditEngine) -> Iterator[CheckResult]:
 
 def acceptance(bench: Bench, engine: AuditEngine) -> Iterator[CheckResult]:
     """A drafter equal to the policy, with sampled drafts, is always accepted."""
-    if not engine.drafter.is_policy:
-        return
     for temperature in (1.0, 0.7):
         sampling = {"temperature": temperature, "max_tokens": NUM_TOKENS}
         rollouts = engine.draw(bench.subject.prompts, sampling, num_samples=NUM_SAMPLES).rollouts
@@ -118,10 +116,9 @@ def acceptance(bench: Bench, engine: AuditEngine) -> Iterator[CheckResult]:
         )
 
 
-def max_logprob_error(bench: Bench, engine: AuditEngine) -> float:
+def max_logprob_error(engine: AuditEngine) -> float:
     """The tolerance of this engine's dtype."""
-    dtype = str(engine.engine.dtype).removeprefix("torch.")
-    return MAX_LOGPROB_ERROR[dtype]
+    return MAX_LOGPROB_ERROR[engine.engine.dtype]
 
 
 def logprob_errors(
@@ -144,7 +141,7 @@ def _logprobs(bench: Bench, engine: AuditEngine, sampling: Mapping[str, Any], is
         bench.subject.prompts, {**sampling, "max_tokens": NUM_TOKENS}, num_samples=2, random_k=True
     )
     errors = logprob_errors(bench, drawn.rollouts, sampling, is_raw)
-    tolerance = max_logprob_error(bench, engine)
+    tolerance = max_logprob_error(engine)
     names = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
     return CheckResult(
         check=Check.LOGPROBS,

@@ -16,7 +16,7 @@ from rlspec.audit.greedy_identity import TIE_TOLERANCE
 from rlspec.audit.parameters import Honoured, greedy_honoured
 from rlspec.audit.verdicts import Check, CheckResult, Verdict, decided
 from rlspec.config import SamplingConfig, with_sampling
-from rlspec.errors import ConfigError, InputError, RlspecError
+from rlspec.errors import ConfigError, InputError
 from rlspec.types import FinishReason, Rollout
 from rollout.audit_runs.bench import AuditEngine, Bench
 from rollout.vllm_args import engine_arguments
@@ -112,7 +112,7 @@ def _honoured(bench: Bench, engine: AuditEngine, cases: list[Case]) -> Iterator[
     """Draw all cases in one batch, every prompt with each, and look at every response."""
     prompts = bench.subject.prompts
     mixed = [(prompt, case.sampling) for prompt in prompts for case in cases]
-    rollouts = engine.draw_mixed(mixed).rollouts
+    rollouts = engine.draw_mixed(mixed)
     for index, case in enumerate(cases):
         mine = rollouts[index :: len(cases)]
         found = sum((case.verify(bench, rollout, case.sampling) for rollout in mine), Honoured())

@@ -1,6 +1,6 @@
 """Owns one audit from end to end: which engines, which checks on each, and what becomes of one that dies.
 
-    for each drafter: start an engine ─► its checks, the one that changes weights last ─► results
+for each drafter: start an engine ─► its checks, the one that changes weights last ─► results
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def _results(bench: Bench, checks: Collection[Check]) -> Iterator[CheckResult]:
     if Check.PATCHES in checks:
         yield from _patches()
     for drafter in bench.subject.drafters:
-        wanted = {check: run for check, run in ON_EACH_ENGINE.items() if check in checks and drafter.takes(check)}
+        wanted = {
+            check: run for check, run in ON_EACH_ENGINE.items() if check in checks and drafter.takes(check)
+        }
         yield from _on_engines(bench, drafter, wanted)
         if Check.LOGPROBS in wanted:
             raw = {Check.LOGPROBS: exactness.raw_logprobs}

@@ -9,8 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from rlspec.audit.verdicts import Check
 from rlspec.config import Config, parse_config
-from rollout.tiny_models import write_tiny_draft_model, write_tiny_eagle3_head, write_tiny_target
+from rollout.tiny_models import (
+    write_tiny_draft_model,
+    write_tiny_eagle3_head,
+    write_tiny_target,
+    write_tiny_tokenizer,
+)
 
 NUM_DRAFT_TOKENS = 3
 """K of every drafter of the tiny subject: tokens 2 to 4 are its draft positions."""
@@ -30,6 +36,7 @@ TINY_VLLM_ARGS: Mapping[str, Any] = {
     "max_num_batched_tokens": 8192,
     "kv_cache_memory_bytes": 1 << 27,
     "enable_chunked_prefill": False,
+    "block_size": 16,  # so that prompts of 40 tokens are cached
 }
 
 
@@ -40,12 +47,12 @@ class Drafter:
     Attributes:
         name: What results call it.
         speculative_config: vLLM's, None for plain decoding.
-        is_policy: The draft model is the policy itself and its drafts are sampled: all must be accepted.
+        checks: What is looked at with it.
     """
 
     name: str
     speculative_config: Mapping[str, Any] | None
-    is_policy: bool = False
+    checks: frozenset[Check]
 
     @property
     def max_draft_tokens(self) -> int:
@@ -94,6 +101,8 @@ def tiny_subject(folder: Path, seed: int, *, tied: bool = False) -> Subject:
     shape = {"vocab_size": TINY_VOCAB_SIZE, "logit_std": TINY_LOGIT_STD, "tie_word_embeddings": tied}
     target = write_tiny_target(folder / "policy", seed=seed, **shape)
     other = write_tiny_target(folder / "other_policy", seed=seed + 1_000_000, **shape)
+    for path in (target, other):
+        write_tiny_tokenizer(path, TINY_VOCAB_SIZE)
     draft_model = write_tiny_draft_model(folder / "draft_model", target, seed=seed, noise=TINY_DRAFT_NOISE)
     likely = _likely_tokens(target, _covering_prompt(seed))
     head = write_tiny_eagle3_head(folder / "eagle3", target, seed=seed, draft_token_ids=likely)
@@ -110,24 +119,31 @@ def tiny_subject(folder: Path, seed: int, *, tied: bool = False) -> Subject:
 
 
 def _tiny_drafters(target: Path, draft_model: Path, head: Path) -> tuple[Drafter, ...]:
-    def with_model(
-        name: str, method: str, model: Path, probabilistic: bool, is_policy: bool = False
-    ) -> Drafter:
-        speculative = {"method": method, "model": str(model), "num_speculative_tokens": NUM_DRAFT_TOKENS}
-        if probabilistic:
-            speculative["draft_sample_method"] = "probabilistic"
-        return Drafter(name, speculative, is_policy)
+    """All of them for the distribution; the other checks on one of each kind."""
+
+    def trained(method: str, model: Path, draft_sample_method: str) -> dict[str, Any]:
+        shared = {"method": method, "num_speculative_tokens": NUM_DRAFT_TOKENS}
+        return {**shared, "model": str(model), "draft_sample_method": draft_sample_method}
 
     ngram = {"num_speculative_tokens": NUM_DRAFT_TOKENS, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    draft = "draft_model"
+    sampled = "probabilistic"
+    distribution = frozenset({Check.DISTRIBUTION})
+    every = frozenset(Check) - {Check.ACCEPTANCE}
+    same = "draft_model = policy"
     return (
-        Drafter("plain", None),
-        Drafter("ngram", {"method": "ngram", **ngram}),
-        with_model("draft_model = policy, greedy drafts", "draft_model", target, False),
-        with_model("draft_model = policy, sampled drafts", "draft_model", target, True, is_policy=True),
-        with_model("draft_model, greedy drafts", "draft_model", draft_model, False),
-        with_model("draft_model, sampled drafts", "draft_model", draft_model, True),
-        with_model("eagle3, greedy drafts", "eagle3", head, False),
-        with_model("eagle3, sampled drafts", "eagle3", head, True),
+        Drafter("plain", None, distribution | {Check.LOGPROBS, Check.SAMPLING_PARAMETERS}),
+        Drafter("ngram", {"method": "ngram", **ngram}, every),
+        Drafter(f"{same}, greedy drafts", trained(draft, target, "greedy"), distribution),
+        Drafter(
+            f"{same}, sampled drafts",
+            trained(draft, target, sampled),
+            distribution | {Check.ACCEPTANCE},
+        ),
+        Drafter("draft_model, greedy drafts", trained(draft, draft_model, "greedy"), distribution),
+        Drafter("draft_model, sampled drafts", trained(draft, draft_model, sampled), every),
+        Drafter("eagle3, greedy drafts", trained("eagle3", head, "greedy"), every),
+        Drafter("eagle3, sampled drafts", trained("eagle3", head, sampled), distribution),
     )
 
 

@@ -1,4 +1,4 @@
-"""Owns the weights check: after a policy update every token, logprob and cached prompt is the new policy's."""
+"""Owns the weights check: after a policy update tokens, logprobs and cached prompts are the new policy's."""
 
 from __future__ import annotations
 
@@ -42,12 +42,11 @@ def run(bench: Bench, engine: AuditEngine) -> Iterator[CheckResult]:
         engine.engine.update_policy(policies[(index + 1) % 2], version, mode)
         rollouts += stream
         after = engine.draw(bench.subject.prompts, {**SAMPLING, "max_tokens": 8})
-        yield _in_flight(bench, engine, mode, rollouts, versions, version)
-        yield _cached(bench, engine, mode, before.rollouts, after.rollouts, versions[version])
+        yield _in_flight(engine, mode, rollouts, versions, version)
+        yield _cached(engine, mode, before.rollouts, after.rollouts, versions[version])
 
 
 def _in_flight(
-    bench: Bench,
     engine: AuditEngine,
     mode: InFlightMode,
     rollouts: Sequence[Rollout],
@@ -66,14 +65,13 @@ def _in_flight(
         f"requests in flight: {mode}",
         decided(max(errors) <= tolerance and happened),
         f"max |dlogp| = {max(errors):.1e}",
-        f"{len(errors)} tokens of {len(rollouts)} responses: {num_old} begun under the old policy, {num_mixed} "
-        f"across both, {num_aborted} aborted",
+        f"{len(errors)} tokens of {len(rollouts)} responses: {num_old} begun under the old policy, "
+        f"{num_mixed} across both, {num_aborted} aborted",
         f"<= {tolerance:g}, and requests in flight",
     )
 
 
 def _cached(
-    bench: Bench,
     engine: AuditEngine,
     mode: InFlightMode,
     before: Sequence[Rollout],
@@ -90,8 +88,8 @@ def _cached(
         f"cached prompts, after {mode}",
         decided(max(errors) <= tolerance) if num_cached else Verdict.SKIPPED,
         f"max |dlogp| = {max(errors):.1e}",
-        f"{len(errors)} tokens; a repeated prompt of {len(before[-1].prompt_token_ids)} tokens takes {num_cached} "
-        f"from the prefix cache{'' if num_cached else ', so there was nothing to go stale'}",
+        f"{len(errors)} tokens; a repeated prompt of {len(before[-1].prompt_token_ids)} tokens takes "
+        f"{num_cached} from the prefix cache{'' if num_cached else ', so there was nothing to go stale'}",
         f"<= {tolerance:g}",
     )
 

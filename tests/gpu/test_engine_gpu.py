@@ -12,8 +12,8 @@ import pytest
 from rlspec import Accelerator, parse_config
 from rlspec.audit.greedy_identity import first_differences, judge
 from rollout.reference import ReferenceModel
-from tests.integration.conftest import REPEATING_PROMPT, TINY_VLLM_ARGS
 from rollout.tiny_models import write_tiny_draft_model, write_tiny_target
+from tests.integration.conftest import REPEATING_PROMPT, TINY_VLLM_ARGS
 
 PROMPTS = [REPEATING_PROMPT, (9, 10, 11, 9, 10, 11, 9), tuple(range(2, 40))]
 SAMPLING = {"n": 1, "temperature": 0.0, "max_tokens": 24, "ignore_eos": True}

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from rlspec.config import Config, parse_config
-from rollout.tiny_models import write_tiny_draft_model, write_tiny_eagle3_head, write_tiny_target
+from rollout.tiny_models import (
+    write_tiny_draft_model,
+    write_tiny_eagle3_head,
+    write_tiny_target,
+    write_tiny_tokenizer,
+)
 
 TINY_VLLM_ARGS: dict[str, Any] = {
     "dtype": "float32",
@@ -29,7 +34,7 @@ REPEATING_PROMPT = (5, 6, 7, 8, 5, 6, 7, 8, 5, 6)
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_target(tmp_path_factory.mktemp("target"))
+    return write_tiny_tokenizer(write_tiny_target(tmp_path_factory.mktemp("target")))
 
 
 @pytest.fixture(scope="session")
@@ -54,11 +59,17 @@ def drafters(tmp_path_factory: pytest.TempPathFactory, target: Path) -> dict[str
 def tiny_config(target: Path, drafters: dict[str, dict[str, Any] | None]) -> Callable[..., Config]:
     """`tiny_config("ngram", max_model_len=64, sampling={...})`: a configuration of the tiny target."""
 
-    def make(drafter: str = "ngram", sampling: dict[str, Any] | None = None, **vllm_args: Any) -> Config:
+    def make(
+        drafter: str = "ngram",
+        sampling: dict[str, Any] | None = None,
+        on_unsupported: str = "error",
+        **vllm_args: Any,
+    ) -> Config:
         return parse_config(
             {
                 "policy": {"model": str(target)},
                 "drafter": {"speculative_config": drafters[drafter]},
+                "speculation": {"on_unsupported": on_unsupported},
                 "engine": {"vllm_args": {**TINY_VLLM_ARGS, **vllm_args}},
                 "sampling": {"max_tokens": 24, "ignore_eos": True, **(sampling or {})},
                 "observability": {"vllm_log_level": "error"},

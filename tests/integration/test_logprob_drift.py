@@ -11,8 +11,8 @@ import pytest
 from rlspec import Accelerator, Config
 from rlspec.errors import InputError
 from rollout.reference import ReferenceModel
+from rollout.tiny_models import write_tiny_target
 from tests.integration.conftest import REPEATING_PROMPT
-from tests.tiny_models import write_tiny_target
 
 MAX_FP32_DIFFERENCE = 1e-4
 """fp32 sums over a few hundred terms in another order differ by about 1e-5; ten times that."""

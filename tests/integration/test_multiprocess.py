@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from rlspec import Accelerator, Config
+from rlspec import Accelerator, Config, Prompt
 from rlspec.errors import EngineError, InputError
 from tests.integration.conftest import REPEATING_PROMPT
 
 
 def test_same_tokens_steps_and_death(tiny_config: Callable[..., Config]) -> None:
-    config = tiny_config("draft_model")
+    config = tiny_config("draft_model", on_unsupported="plain")
     engine = config.engine.model_copy(update={"in_process": False})
     sampling = {"n": 3, "seed": 1}
     with Accelerator(config) as inside:
@@ -26,6 +26,11 @@ def test_same_tokens_steps_and_death(tiny_config: Callable[..., Config]) -> None
     assert {facts.num_draft_tokens for facts in accelerator.steps} == {3}
     with pytest.raises(InputError, match="in_process"):
         accelerator.generate([REPEATING_PROMPT], sampling, k_trace=accelerator.k_trace)
+    forced = {"temperature": 0.0, "logit_bias": {9: 100.0}}
+    plain = Prompt(token_ids=REPEATING_PROMPT, sampling=forced, group_id="plain")
+    plain_rollout, speculating = accelerator.generate([plain, REPEATING_PROMPT], {"n": 1})
+    assert (set(plain_rollout.completion_token_ids), plain_rollout.num_drafted) == ({9}, 0)
+    assert speculating.num_drafted > 0
 
     stream = accelerator.stream([REPEATING_PROMPT] * 8, {"n": 4, "max_tokens": 200})
     next(stream)

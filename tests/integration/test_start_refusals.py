@@ -17,8 +17,8 @@ from rlspec.errors import (
     SetupError,
     UnsupportedSamplingError,
 )
-from rollout.vllm_support import PatchStatus
 from rollout.tiny_models import write_tiny_draft_model, write_tiny_eagle3_head, write_tiny_target
+from rollout.vllm_support import PatchStatus
 
 
 @pytest.mark.parametrize(

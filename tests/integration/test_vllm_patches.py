@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from rollout.tiny_models import write_tiny_target
 from rollout.vllm_patches import PATCHES
 from rollout.vllm_support import DISABLE_VARIABLE
-from rollout.tiny_models import write_tiny_target
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("expand_kernel", "empty_top_k", "rebind_kernels", "stale_lm_head")
+NAMES = ("expand_kernel", "empty_top_k", "rebind_kernels", "stale_lm_head", "plain_processors")
 """The patches that are measured here."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -37,6 +37,7 @@ PROMPT = list(range(2, VOCAB_SIZE))
 """Nearly every first token is in the prompt, so n-gram lookup drafts for nearly every second token."""
 TEMPERATURE = 0.7
 TOP_K = 3
+FORCED_TOKEN = 5
 NUM_SAMPLES = 1024
 MIN_EXPECTED = 5.0
 """Bins of the chi-square test that expect fewer samples are pooled: its usual condition."""
@@ -50,6 +51,7 @@ SHOWS_DEFECT: dict[str, Callable[[Any], bool]] = {
     "empty_top_k": lambda found: "max()" in str(found["error"]),
     "rebind_kernels": lambda error: "has no attribute 'get'" in str(error),
     "stale_lm_head": lambda error: error > 100 * MAX_FP32_LOGPROB_ERROR,
+    "plain_processors": lambda tokens: FORCED_TOKEN not in tokens,
 }
 """What an engine does without the patch, by the measurement of that name."""
 
@@ -87,6 +89,10 @@ def test_a_second_engine_starts(patched: dict[str, Any]) -> None:
 
 def test_logits_follow_a_policy_update(patched: dict[str, Any]) -> None:
     assert patched["stale_lm_head"] < MAX_FP32_LOGPROB_ERROR
+
+
+def test_processors_of_requests_without_drafts_are_built(patched: dict[str, Any]) -> None:
+    assert patched["plain_processors"] == [FORCED_TOKEN]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -235,6 +241,19 @@ def second_engine_error(llm: Any, target: Path) -> str | None:
     return None
 
 
+def first_token_under_logit_bias(llm: Any, target: Path) -> list[int]:
+    """The first token, which is never drafted, with the bias put in where our scheduler puts it."""
+    from vllm import SamplingParams
+
+    refusal = SamplingParams._validate_spec_decode
+    SamplingParams._validate_spec_decode = lambda self, speculative_config: None
+    try:
+        (sample,) = generate(llm, 1, temperature=0.0, max_tokens=1, logit_bias={FORCED_TOKEN: 100.0})
+    finally:
+        SamplingParams._validate_spec_decode = refusal
+    return list(sample.token_ids)
+
+
 def second_apply_changes_nothing() -> bool:
     from vllm.model_executor.model_loader.reload import layerwise
     from vllm.v1.sample.ops import topk_topp_sampler
@@ -249,6 +268,7 @@ def second_apply_changes_nothing() -> bool:
 MEASUREMENTS: dict[str, Callable[[Any, Path], Any]] = {
     "expand_kernel": second_token_p_value,
     "empty_top_k": top_k_outcome,
+    "plain_processors": first_token_under_logit_bias,
     "stale_lm_head": logprob_error_after_update,
     "rebind_kernels": second_engine_error,
 }
