@@ -1,7 +1,7 @@
-"""Owns the command line: `rlspec rollout | demo | config`, and the exit codes.
+"""Owns the command line: `rlspec rollout | demo | audit | config | env`, and the exit codes.
 
-0 done; 1 the demo found a token that speculation changed; 2 something given was not accepted;
-130 interrupted (finished groups are on disk).
+0 done; 1 a check failed (the audit, or the demo, which found a token that speculation changed);
+2 something given was not accepted; 130 interrupted (finished groups are on disk).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlspec.audit.verdicts import Check
 from rlspec.config import Config
 from rlspec.config_files import describe_config, load_config
 from rlspec.console import print_error
@@ -20,7 +21,7 @@ from rlspec.errors import RlspecError
 from rlspec.logs import configure_logs
 from rlspec.openmp import openmp_environment, restart_with_openmp
 
-EXIT_CHANGED = 1
+EXIT_CHECK_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
 
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--runs", type=Path, default=Path("runs"), help="folder for results (default: runs)")
     # Two engines print every warning twice.
     demo.set_defaults(run=_demo, preset=["observability.vllm_log_level=error"])
+    _add_audit(commands, shared)
     commands.add_parser(
         "env", parents=[shared], help='OpenMP settings for programs with a CPU engine: eval "$(rlspec env)"'
     ).set_defaults(run=_env)
@@ -97,6 +99,20 @@ def _add_rollout(
     rollout.set_defaults(run=_rollout)
 
 
+def _add_audit(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser
+) -> None:
+    audit = commands.add_parser("audit", parents=[shared], help="is speculation lossless on this machine?")
+    audit.add_argument("--full", action="store_true", help="sees smaller errors; takes longer")
+    audit.add_argument("--model", help="a directory, or `embedded`, instead of the tiny random policy")
+    audit.add_argument("--drafter", help="its drafter's directory; without it the configuration's drafter")
+    audit.add_argument("--method", help="vLLM's name of the drafting method: ngram, draft_model, eagle3, ...")
+    audit.add_argument("--checks", help=f"some of {', '.join(Check)}, by comma (default: all)")
+    audit.add_argument("--seed", type=int, default=0, help="of sampling and of the tiny policy (default: 0)")
+    audit.add_argument("--out", type=Path, help="write the results as JSON")
+    audit.set_defaults(run=_audit, preset=["observability.vllm_log_level=error"])
+
+
 def _rollout(config: Config, arguments: argparse.Namespace) -> int:
     from rlspec.rollout_command import RolloutJob, run_rollouts
 
@@ -116,7 +132,24 @@ def _demo(config: Config, arguments: argparse.Namespace) -> int:
     from rlspec.demo import run_demo
 
     restart_with_openmp()
-    return 0 if run_demo(config, arguments.runs) else EXIT_CHANGED
+    return 0 if run_demo(config, arguments.runs) else EXIT_CHECK_FAILED
+
+
+def _audit(config: Config, arguments: argparse.Namespace) -> int:
+    from rlspec.audit_command import AuditJob, run_audit_job
+
+    restart_with_openmp()
+    job = AuditJob(
+        is_full=arguments.full,
+        model=arguments.model,
+        drafter=arguments.drafter,
+        method=arguments.method,
+        has_config=arguments.config is not None,
+        checks=arguments.checks,
+        seed=arguments.seed,
+        out=arguments.out,
+    )
+    return 0 if run_audit_job(config, job) else EXIT_CHECK_FAILED
 
 
 def _show(config: Config, arguments: argparse.Namespace) -> int:

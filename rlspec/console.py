@@ -54,6 +54,19 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[tuple[str, Se
     Console(width=None if sys.stdout.isatty() else 110).print(table)
 
 
+def print_rows(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table of texts, wrapped where the terminal is narrow."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError as error:
+        raise missing_extra("rich", "report", "progress and tables") from error
+    table = Table(*headers, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 160, markup=False).print(table)
+
+
 def print_error(error: RlspecError) -> None:
     """Print an error for its user: what was given, what is allowed, what to do."""
     print(f"rlspec: {type(error).__name__}: {error}", file=sys.stderr)

@@ -122,7 +122,9 @@ def uniform_ranks(
         np.arange(probabilities_TV.shape[1]) < tokens_T[:, None]
     )
     below = np.where(is_before, probabilities_TV, 0.0).sum(axis=1)
-    return np.minimum(below + generator.random(len(tokens_T)) * chosen, np.nextafter(1.0, 0.0))
+    ranks: Probabilities = below + generator.random(len(tokens_T)) * chosen
+    capped: Probabilities = np.minimum(ranks, np.nextafter(1.0, 0.0))
+    return capped
 
 
 @lru_cache(maxsize=1)

@@ -35,7 +35,7 @@ def probabilities(
         border = np.sort(scaled, axis=-1)[..., -top_k][..., None]
         scaled = np.where(scaled < border, -np.inf, scaled)
     exponentials = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
-    result = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    result: Array = exponentials / exponentials.sum(axis=-1, keepdims=True)
     if top_p is not None and top_p < 1.0:
         order = np.argsort(-result, axis=-1, kind="stable")
         ordered = np.take_along_axis(result, order, axis=-1)

@@ -161,7 +161,7 @@ class Bench:
     @cached_property
     def reference(self) -> ReferenceModel:
         """The policy in transformers."""
-        return ReferenceModel(self.subject.config.policy.model)
+        return ReferenceModel(self.subject.policy_path)
 
     @cached_property
     def other_reference(self) -> ReferenceModel:

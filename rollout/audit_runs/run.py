@@ -11,7 +11,7 @@ from vllm.plugins import load_general_plugins
 
 from rlspec.audit.verdicts import TOTAL_FALSE_ALARM_RATE, Check, CheckResult, Verdict, decided
 from rlspec.errors import EngineError
-from rollout.audit_runs import distribution, exactness, parameters, weights
+from rollout.audit_runs import distribution, exactness, parameters
 from rollout.audit_runs.bench import AuditEngine, Bench
 from rollout.audit_runs.subjects import Drafter, Subject
 from rollout.vllm_patches import PATCHES, patch_statuses
@@ -27,7 +27,6 @@ ON_EACH_ENGINE: dict[Check, CheckRun] = {
     Check.LOGPROBS: exactness.processed_logprobs,
     Check.SAMPLING_PARAMETERS: parameters.run,
     Check.ACCEPTANCE: exactness.acceptance,
-    Check.WEIGHTS: weights.run,
 }
 """In this order; the last one changes the engine's policy."""
 
@@ -49,7 +48,7 @@ def _results(bench: Bench, checks: Collection[Check]) -> Iterator[CheckResult]:
         yield from _patches()
     for drafter in bench.subject.drafters:
         wanted = {
-            check: run for check, run in ON_EACH_ENGINE.items() if check in checks and drafter.takes(check)
+            check: run for check, run in ON_EACH_ENGINE.items() if check in checks and check in drafter.checks
         }
         yield from _on_engines(bench, drafter, wanted)
         if Check.LOGPROBS in wanted:

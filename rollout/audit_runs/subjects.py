@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from rlspec.audit.verdicts import Check
 from rlspec.config import Config, parse_config
+from rlspec.errors import ModelError
+from rollout.checkpoints import read_checkpoint
+from rollout.embedded_policy import embedded_policy_path
 from rollout.tiny_models import (
     write_tiny_draft_model,
     write_tiny_eagle3_head,
@@ -28,15 +32,28 @@ TINY_DRAFT_NOISE = 0.3
 TINY_HEAD_TOKENS = 8
 """The tiny EAGLE-3 head proposes only the likeliest tokens, so that a random head is accepted at times."""
 
+MAX_COPIED_BYTES = 2 << 30
+"""Policies up to this size are copied for the weights check, and loaded twice to draft for themselves."""
+
+PERTURBATION = 0.02
+"""Noise on each matrix of the second policy, relative to its own spread: logprobs move by more than 0.01."""
+
+TEXTS = (
+    "The capital of France is",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,",
+    "Question: A farmer has 12 cows and buys 7 more. How many cows does he have now? Answer: Let us think",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    "Count to one hundred. " + ", ".join(str(number) for number in range(1, 80)),
+)
+
 TINY_VLLM_ARGS: Mapping[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
-    "max_model_len": 128,
+    "max_model_len": 256,
     "max_num_seqs": 256,
     "max_num_batched_tokens": 8192,
     "kv_cache_memory_bytes": 1 << 27,
     "enable_chunked_prefill": False,
-    "block_size": 16,  # so that prompts of 40 tokens are cached
 }
 
 
@@ -66,6 +83,7 @@ class Subject:
 
     Attributes:
         name: What results call it.
+        policy_path: Directory of the policy's checkpoint.
         config: Policy and vLLM arguments; its drafter is replaced by each of `drafters`.
         drafters: Plain decoding first.
         prompts: Token ids; the first one's continuations are enumerated where `is_enumerable`.
@@ -74,6 +92,7 @@ class Subject:
     """
 
     name: str
+    policy_path: str
     config: Config
     drafters: tuple[Drafter, ...]
     prompts: tuple[tuple[int, ...], ...]
@@ -89,14 +108,16 @@ class Subject:
             {
                 **tree,
                 "drafter": {"speculative_config": speculative},
-                "speculation": {},
+                "speculation": {"on_unsupported": self.config.speculation.on_unsupported},
                 "engine": {**tree.get("engine", {}), "vllm_args": arguments},
                 "sampling": {},
             }
         )
 
 
-def tiny_subject(folder: Path, seed: int, *, tied: bool = False) -> Subject:
+def tiny_subject(
+    folder: Path, seed: int, *, tied: bool = False, on_unsupported: Literal["error", "plain"] = "error"
+) -> Subject:
     """A random policy with a vocabulary of 32, its draft models and an EAGLE-3 head, written to a folder."""
     shape = {"vocab_size": TINY_VOCAB_SIZE, "logit_std": TINY_LOGIT_STD, "tie_word_embeddings": tied}
     target = write_tiny_target(folder / "policy", seed=seed, **shape)
@@ -109,13 +130,13 @@ def tiny_subject(folder: Path, seed: int, *, tied: bool = False) -> Subject:
     config = parse_config(
         {
             "policy": {"model": str(target)},
+            "speculation": {"on_unsupported": on_unsupported},
             "engine": {"vllm_args": dict(TINY_VLLM_ARGS)},
             "observability": {"vllm_log_level": "error"},
         }
     )
-    return Subject(
-        "tiny", config, _tiny_drafters(target, draft_model, head), _tiny_prompts(seed), True, str(other)
-    )
+    drafters = _tiny_drafters(target, draft_model, head)
+    return Subject("tiny", str(target), config, drafters, _tiny_prompts(seed), True, str(other))
 
 
 def _tiny_drafters(target: Path, draft_model: Path, head: Path) -> tuple[Drafter, ...]:
@@ -147,6 +168,66 @@ def _tiny_drafters(target: Path, draft_model: Path, head: Path) -> tuple[Drafter
     )
 
 
+def policy_subject(config: Config, folder: Path, seed: int, is_full: bool) -> Subject:
+    """The policy of a configuration with its drafter; small enough ones also as their own drafter.
+
+    Args:
+        config: Policy, drafter and vLLM arguments.
+        folder: Where a second checkpoint for the weights check is written.
+        seed: Of that checkpoint.
+        is_full: Adds the policy as its own drafter, and the second checkpoint.
+
+    Raises:
+        ModelError: The policy is no local directory with safetensors: the reference cannot load it.
+    """
+    path = str(embedded_policy_path()) if config.is_embedded else config.policy.model
+    checkpoint = read_checkpoint(path, "policy.model")
+    if checkpoint is None:
+        fix = "Download it and name its directory."
+        raise ModelError("policy.model", given=path, allowed="a local directory", fix=fix)
+    drafters = [Drafter("plain", None, frozenset({Check.DISTRIBUTION, Check.LOGPROBS}))]
+    speculative = config.drafter.speculative_config
+    every = frozenset(Check) - {Check.ACCEPTANCE}
+    if speculative is not None:
+        drafters.append(Drafter(str(speculative.get("method", "draft_model")), speculative, every))
+    is_small = sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) <= MAX_COPIED_BYTES
+    if is_full and is_small:
+        own = {"method": "draft_model", "model": path, "num_speculative_tokens": NUM_DRAFT_TOKENS}
+        sampled = {**own, "draft_sample_method": "probabilistic"}
+        checks = frozenset({Check.DISTRIBUTION, Check.ACCEPTANCE})
+        drafters.append(Drafter("draft_model = policy, sampled drafts", sampled, checks))
+    other = str(_perturbed_copy(Path(path), folder / "other_policy", seed)) if is_full and is_small else None
+    return Subject(Path(path).name, path, config, tuple(drafters), _text_prompts(path), False, other)
+
+
+def _perturbed_copy(source: Path, path: Path, seed: int) -> Path:
+    """The policy with noise on each matrix: another policy of the same shape."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(seed)
+    for file in source.glob("*.safetensors"):
+        tensors = load_file(file)
+        for tensor in tensors.values():
+            if tensor.ndim == 2:
+                noise = torch.randn(tensor.shape, generator=generator) * PERTURBATION * tensor.float().std()
+                tensor.add_(noise.to(tensor.dtype))
+        save_file(tensors, path / file.name)
+    for name in ("config.json", "model.safetensors.index.json"):
+        if (source / name).exists():
+            shutil.copy(source / name, path / name)
+    return path
+
+
+def _text_prompts(path: str) -> tuple[tuple[int, ...], ...]:
+    """Prompts of different lengths, one long enough to fill blocks of the prefix cache."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    return tuple(tuple(tokenizer(text)["input_ids"]) for text in TEXTS)
+
+
 def _covering_prompt(seed: int) -> tuple[int, ...]:
     """Every token but the special ones in random order: n-gram lookup drafts after any first token."""
     tokens = np.random.default_rng(seed).permutation(np.arange(2, TINY_VOCAB_SIZE))
@@ -155,7 +236,7 @@ def _covering_prompt(seed: int) -> tuple[int, ...]:
 
 def _tiny_prompts(seed: int) -> tuple[tuple[int, ...], ...]:
     generator = np.random.default_rng((seed, 1))
-    lengths = (3, 10, 17, 24, 31, 40)
+    lengths = (3, 10, 17, 31, 64, 160)  # the last one fills a block of the prefix cache on any platform
     others = (tuple(generator.integers(2, TINY_VOCAB_SIZE, length).tolist()) for length in lengths)
     return (_covering_prompt(seed), *others)
 

@@ -28,7 +28,7 @@ def run(bench: Bench, engine: AuditEngine) -> Iterator[CheckResult]:
     if other is None:
         yield _result(engine, "update", Verdict.SKIPPED, "-", "no second checkpoint of this policy is given")
         return
-    policies = (bench.subject.config.policy.model, other)
+    policies = (bench.subject.policy_path, other)
     references = (bench.reference, bench.other_reference)
     versions = {engine.engine.policy_version: references[0]}
     for index, mode in enumerate(MODES):

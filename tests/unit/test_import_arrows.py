@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMPOSITION_ROOT = {"accelerator.py", "cli.py", "demo.py", "rollout_command.py"}
+COMPOSITION_ROOT = {"accelerator.py", "audit_command.py", "cli.py", "demo.py", "rollout_command.py"}
 CORE_MAY_IMPORT = {"rlspec", "numpy", "packaging", "pydantic", "yaml", "prometheus_client"}
-SHOWN_TO_PEOPLE = {"rich", "matplotlib", "jinja2"}
-"""Imported inside functions of the core that print or draw; the extra `report`."""
+OPTIONAL = {"rich", "matplotlib", "jinja2", "scipy"}
+"""Imported inside functions of the core that print, draw or test; the extras `report` and `audit`."""
 MAX_IMPORT_SECONDS = 0.3
 
 BLOCKED = """
@@ -47,7 +47,7 @@ def test_core_imports_only_what_it_may(path: Path) -> None:
         allowed = CORE_MAY_IMPORT | {"rollout"}
         assert third_party(imports(path, top_level_only=True)) <= CORE_MAY_IMPORT
     else:
-        allowed = CORE_MAY_IMPORT | SHOWN_TO_PEOPLE
+        allowed = CORE_MAY_IMPORT | OPTIONAL
         assert third_party(imports(path, top_level_only=True)) <= CORE_MAY_IMPORT
     assert third_party(imports(path)) <= allowed
 
