@@ -1,18 +1,23 @@
-"""The engine core in a process of its own: the same rollouts, and our scheduler is reached."""
+"""The engine core in a process of its own: the same rollouts, steps are known, policies updated."""
 
 from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from rlspec import Accelerator, Config
 from rlspec.errors import EngineError, InputError
 from tests.integration.conftest import REPEATING_PROMPT
+from tests.integration.test_policy_update import check_updates_of_a_running_core
+from tests.tiny_models import write_tiny_target
 
 
-def test_same_tokens_steps_and_death(tiny_config: Callable[..., Config]) -> None:
+def test_same_tokens_steps_updates_and_death(
+    tiny_config: Callable[..., Config], target: Path, tmp_path: Path
+) -> None:
     config = tiny_config("draft_model")
     engine = config.engine.model_copy(update={"in_process": False})
     sampling = {"n": 3, "seed": 1}
@@ -26,6 +31,9 @@ def test_same_tokens_steps_and_death(tiny_config: Callable[..., Config]) -> None
     assert {facts.num_draft_tokens for facts in accelerator.steps} == {3}
     with pytest.raises(InputError, match="in_process"):
         accelerator.generate([REPEATING_PROMPT], sampling, k_trace=accelerator.k_trace)
+
+    other = write_tiny_target(tmp_path / "other", seed=1)
+    check_updates_of_a_running_core(accelerator, [target, other])
 
     stream = accelerator.stream([REPEATING_PROMPT] * 8, {"n": 4, "max_tokens": 200})
     next(stream)
