@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlspec.audit.drift_report import DriftReport
 from rlspec.audit.logprob_drift import LogprobDrift
-from rlspec.config import Config, SamplingConfig, change_sampling, with_sampling
+from rlspec.config import Config, InFlightMode, SamplingConfig, change_sampling, with_sampling
 from rlspec.config_files import load_config
 from rlspec.errors import InputError, missing_engine
 from rlspec.metrics import Metrics
@@ -180,9 +180,35 @@ class Accelerator:
             logger.warning("%s", report)
         return report
 
+    def update_policy(self, path: str | Path, *, version: int, in_flight: InFlightMode | None = None) -> None:
+        """Replace the policy's weights by those of a checkpoint; what is drawn from now on is its.
+
+        May be called between two rollouts of `stream`. Everything that can be refused is refused before the
+        engine is touched: it then goes on under the old policy.
+
+        Args:
+            path: Directory of the checkpoint: config.json and safetensors, in one file or several.
+            version: Its number, above that of the running policy; rollouts carry it.
+            in_flight: What happens to requests that are running: `drain`, `abort` or `keep`. None is
+                `policy.in_flight` of the configuration, which explains them.
+
+        Raises:
+            InputError: `version` or `in_flight` is not accepted.
+            ModelError: The checkpoint is incomplete, not finite, or another model than the running policy.
+            EngineError: The engine is closed or in a step, or loading failed half-way; then it must be made
+                again.
+        """
+        mode = self.config.policy.in_flight if in_flight is None else in_flight
+        self._engine.update_policy(path, version, mode)
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the policy's weights."""
+        return int(self._engine.policy_version)
+
     @property
     def policy_path(self) -> str:
-        """Path or hub name of the policy's checkpoint."""
+        """Path or hub name of the checkpoint that the policy's weights came from."""
         return str(self._engine.policy_path)
 
     @property

@@ -32,6 +32,10 @@ Int = Annotated[int, Strict()]
 """An integer as it stands: `true` is not 1 and "4" is not 4."""
 
 
+InFlightMode = Literal["drain", "abort", "keep"]
+"""What a policy update does with the requests that are running."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
@@ -49,6 +53,14 @@ class PolicyConfig(_Section):
     )
     version: Int = Field(
         0, ge=0, description="Version number of the weights at the start; rollouts carry it."
+    )
+    in_flight: InFlightMode = Field(
+        "drain",
+        description="What `update_policy` does with requests that are running. `drain`: they are finished "
+        "under the old policy first, so that every response has one version (the default: no trainer needs "
+        "to know). `abort`: they end with what they have. `keep`: they go on under the new policy, their KV "
+        "cache computed again; the shortest pause, and `policy_spans` says which tokens are whose. `abort` "
+        "and `keep` are vLLM's words of its pause; `drain` is its `wait`.",
     )
 
 

@@ -9,9 +9,11 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
 from rlspec.audit.drift_report import DriftReport, DriftStatistic
+from rlspec.config import InFlightMode
 from rlspec.errors import ConfigError
 from rlspec.types import Reason, Rollout, StepFacts
 
+PAUSE_SECONDS_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 STEP_SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 RESPONSE_TOKENS_BUCKETS = (16, 64, 256, 1024, 4096, 16384, 65536)
 
@@ -67,6 +69,22 @@ class Metrics:
             "rlspec_response_tokens", "Tokens a response.", buckets=RESPONSE_TOKENS_BUCKETS, registry=registry
         )
 
+        self._policy_version = Gauge(
+            "rlspec_policy_version", "Version of the policy's weights.", registry=registry
+        )
+        self._updates = counter(
+            "rlspec_policy_updates",
+            "Policy updates, by what was done with running requests.",
+            ["in_flight"],
+            registry=registry,
+        )
+        self._pause_seconds = Histogram(
+            "rlspec_policy_pause_seconds",
+            "Time without engine steps during a policy update.",
+            buckets=PAUSE_SECONDS_BUCKETS,
+            registry=registry,
+        )
+
     def observe_steps(self, steps: Iterable[StepFacts]) -> None:
         """Count finished engine steps."""
         for facts in steps:
@@ -94,6 +112,16 @@ class Metrics:
             gauge.set(getattr(report, statistic.value))
         for crossing in report.verdict.new_crossings:
             self._drift_events.labels(crossing.statistic.value).inc()
+
+    def set_policy_version(self, version: int) -> None:
+        """Say which weights the engine has."""
+        self._policy_version.set(version)
+
+    def observe_policy_update(self, version: int, in_flight: InFlightMode, pause_seconds: float) -> None:
+        """Count one policy update that has succeeded."""
+        self.set_policy_version(version)
+        self._updates.labels(in_flight).inc()
+        self._pause_seconds.observe(pause_seconds)
 
     def count_skipped(self, what: str, count: int = 1) -> None:
         """Count something that was asked for and not done."""

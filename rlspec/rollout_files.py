@@ -12,14 +12,14 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rlspec.errors import InputError
 from rlspec.prompts import Rejected
-from rlspec.types import FinishReason, Rollout
+from rlspec.types import FinishReason, PolicySpan, Rollout
 
 logger = logging.getLogger("rlspec.rollout_files")
 
@@ -31,13 +31,15 @@ _LINE_START = b'{"group_id": '
 
 def rollout_to_line(rollout: Rollout) -> str:
     """One JSON object without a line end; the fields of `Rollout` by name."""
-    return json.dumps({field.name: getattr(rollout, field.name) for field in fields(rollout)})
+    values = {field.name: getattr(rollout, field.name) for field in fields(rollout)}
+    return json.dumps(values | {"policy_spans": [asdict(span) for span in rollout.policy_spans]})
 
 
 def rollout_from_line(line: str | bytes) -> Rollout:
     """The rollout that `rollout_to_line` wrote."""
     values: dict[str, Any] = dict(json.loads(line))
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    values["policy_spans"] = tuple(PolicySpan(**span) for span in values["policy_spans"])
     return Rollout(**{**values, "finish_reason": FinishReason(values["finish_reason"])})
 
 

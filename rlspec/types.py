@@ -127,6 +127,19 @@ class StepFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicySpan:
+    """Consecutive tokens of a response that one version of the policy sampled.
+
+    Attributes:
+        policy_version: The version.
+        num_tokens: How many tokens, at least 1.
+    """
+
+    policy_version: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """One finished response, with what an RL trainer needs.
 
@@ -142,7 +155,9 @@ class Rollout:
         stop_reason: The stop string or token id that ended it, if one did.
         text: The detokenised response, or None without a tokenizer.
         seed: The request's own seed, or None if the engine's generator was used.
-        policy_version: Version of the policy that sampled the tokens.
+        policy_version: Version of the policy that sampled the first token: the oldest one.
+        policy_spans: Which version sampled which tokens, in order; the counts add up to the response. More
+            than one span where the policy was updated in the middle with `keep`.
         drafter_version: Version of the drafter that proposed; `none` in plain decoding.
         num_drafted: Draft tokens verified for this response.
         num_accepted: How many of them were accepted.
@@ -165,6 +180,7 @@ class Rollout:
     text: str | None
     seed: int | None
     policy_version: int
+    policy_spans: tuple[PolicySpan, ...]
     drafter_version: str
     num_drafted: int
     num_accepted: int

@@ -1,7 +1,7 @@
 """Owns what checkpoint directories hold, read from their files without torch or vLLM.
 
 config.json is JSON; safetensors is an 8-byte length, a JSON header and raw numbers. The numbers are read
-here, because numpy knows no bfloat16. `drafter_checks.py` judges these facts.
+here, because numpy knows no bfloat16. `drafter_checks.py` and `policy_checks.py` judge these facts.
 """
 
 from __future__ import annotations
@@ -32,6 +32,16 @@ NUMPY_DTYPES: Mapping[str, str] = {
 """safetensors' names; bfloat16 is read as its 16 bits."""
 
 
+BF16_EXPONENT = 0x7F80
+"""All exponent bits set means NaN or infinity."""
+
+CHUNK_NUMBERS = 1 << 24
+"""Numbers looked at in one go, so that a large embedding needs no second copy in memory."""
+
+INDEX_FILE = "model.safetensors.index.json"
+"""Says which file of a sharded checkpoint holds which tensor; files that it does not name are not loaded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """Where a tensor lies in a safetensors file."""
@@ -49,6 +59,15 @@ class Tensor:
             return np.empty(0, dtype=np.float32)
         count = self.size_bytes // np.dtype(dtype).itemsize
         return np.memmap(self.file, dtype=dtype, mode="r", offset=self.offset_bytes, shape=(count,))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether there is no NaN and no infinity; True for formats unknown here."""
+        numbers = self.numbers()
+        chunks = (numbers[start : start + CHUNK_NUMBERS] for start in range(0, len(numbers), CHUNK_NUMBERS))
+        if self.dtype == "BF16":
+            return all(((chunk & BF16_EXPONENT) != BF16_EXPONENT).all() for chunk in chunks)
+        return all(np.isfinite(chunk).all() for chunk in chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +87,7 @@ class CheckpointFacts:
         uses_aux_layers: False for an EAGLE-3 head that reads the last hidden state alone.
         speculators_type: `speculators_model_type` of a head in that format, else None.
         tensors: By name; empty where the weights are not in safetensors.
+        settings: config.json, the language model's part on top.
     """
 
     path: Path
@@ -82,11 +102,17 @@ class CheckpointFacts:
     uses_aux_layers: bool
     speculators_type: str | None
     tensors: Mapping[str, Tensor]
+    settings: Mapping[str, Any]
 
     @property
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape by name."""
         return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    @property
+    def non_finite_tensor(self) -> str | None:
+        """The first tensor with a NaN or an infinity, if there is one."""
+        return next((name for name, tensor in self.tensors.items() if not tensor.is_finite), None)
 
 
 def read_checkpoint(path_or_name: str | Path, field: str) -> CheckpointFacts | None:
@@ -112,14 +138,16 @@ def read_checkpoint(path_or_name: str | Path, field: str) -> CheckpointFacts | N
         )
     config = _read_json(path / "config.json", field)
     _require_weights(path, field)
-    tensors = {name: tensor for file in _weight_files(path) for name, tensor in _tensors_of(file, field)}
+    tensors = {
+        name: tensor for file in _weight_files(path, field) for name, tensor in _tensors_of(file, field)
+    }
     return _facts(path, config, tensors)
 
 
 def weights_fingerprint(path: str | Path) -> str:
     """First 12 hex digits of the sha256 over the weight files, in the order of their names."""
     digest = hashlib.sha256()
-    for file in _weight_files(Path(path)):
+    for file in _weight_files(Path(path), "weights"):
         with file.open("rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
@@ -138,10 +166,8 @@ def _refuse_missing_path(given: str, field: str) -> None:
 
 def _require_weights(path: Path, field: str) -> None:
     """Weights are there, and all files that a sharded checkpoint's index names."""
-    index = path / "model.safetensors.index.json"
-    shards = set(_read_json(index, field).get("weight_map", {}).values()) if index.is_file() else set()
-    missing = sorted(name for name in shards if not (path / name).is_file())
-    if missing or not _weight_files(path):
+    missing = sorted(name for name in _indexed_files(path, field) if not (path / name).is_file())
+    if missing or not _weight_files(path, field):
         raise ModelError(
             field,
             given=f"{path} without {', '.join(missing) or 'weights'}",
@@ -150,9 +176,18 @@ def _require_weights(path: Path, field: str) -> None:
         )
 
 
-def _weight_files(path: Path) -> list[Path]:
+def _weight_files(path: Path, field: str) -> list[Path]:
+    """The files that vLLM loads."""
     found = (sorted(path.glob(pattern)) for pattern in WEIGHT_PATTERNS)
-    return next((files for files in found if files), [])
+    files = next((files for files in found if files), [])
+    indexed = _indexed_files(path, field)
+    return [file for file in files if file.name in indexed] if indexed else files
+
+
+def _indexed_files(path: Path, field: str) -> set[str]:
+    """Names of the files that a sharded checkpoint's index lists; empty without an index."""
+    index = path / INDEX_FILE
+    return set(_read_json(index, field).get("weight_map", {}).values()) if index.is_file() else set()
 
 
 def _read_json(file: Path, field: str) -> dict[str, Any]:
@@ -209,4 +244,5 @@ def _facts(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor])
         uses_aux_layers=bool(eagle.get("use_aux_hidden_state", True)),
         speculators_type=config.get("speculators_model_type"),
         tensors=tensors,
+        settings=model,
     )

@@ -1,42 +1,35 @@
-"""Owns one running vLLM engine: requests in, rollouts out, a record of every step.
+"""Owns one running vLLM engine and who may use it when: one run, or a policy update between its yields.
 
-One run:
-    requests (lazily) ─► waiting ─► vLLM steps ─► finished ─► Rollout
-                                       └─► StepFacts ─► tallies by request, metrics, the caller
-
-A run may be closed half-way: what is still in the engine is then aborted.
+A run (`run.py`) may be closed half-way: what is still in the engine is then aborted.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
-import math
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from vllm import LLM, RequestOutput
 from vllm.exceptions import VLLMError
 from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
+from vllm.v1.engine import FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.reader import Counter
 
-from rlspec.config import Config, SamplingConfig
+from rlspec.config import Config, InFlightMode, SamplingConfig
 from rlspec.errors import EngineError, InputError
 from rlspec.metrics import Metrics
 from rlspec.speculation.policies import PolicySpec
-from rlspec.types import FinishReason, Rollout, StepFacts
+from rlspec.types import Rollout, StepFacts
 from rollout.engine_core import EngineCoreLine
 from rollout.engine_start import drafter_version, start_engine
-from rollout.requests import InFlight, RolloutRequest
-from rollout.sampling import EngineTraits, RequestSampling, prepare_sampling, sample_seed, verify_params
-
-logger = logging.getLogger("rlspec.rollout.engine")
-
-STEPS_BETWEEN_FETCHES = 64
-"""The scheduler is asked for its steps at least this often; from another process a call costs about 1 ms."""
+from rollout.policy_sync import PolicySync
+from rollout.requests import RolloutRequest
+from rollout.run import Run
+from rollout.sampling import EngineTraits, RequestSampling, prepare_sampling, verify_params
 
 
 class RolloutEngine:
@@ -50,12 +43,10 @@ class RolloutEngine:
     def __init__(self, config: Config, metrics: Metrics, *, check_patches: bool = True) -> None:
         self.config = config
         self.metrics = metrics
-        self.policy_version = config.policy.version
         self._llm: LLM = start_engine(config, check_patches)
         self._core = EngineCoreLine(self._llm)
         self.drafter_version = drafter_version(config.drafter)
         model_config = self._llm.llm_engine.model_config
-        self.policy_path: str = model_config.model
         self.max_model_len: int = model_config.max_model_len
         self.dtype: str = str(model_config.dtype).removeprefix("torch.")
         self.vocab_size: int = model_config.get_vocab_size()
@@ -71,7 +62,8 @@ class RolloutEngine:
             vocab_size=self.vocab_size,
         )
         self._request_numbers = itertools.count()
-        self._is_running = False
+        self._policy = PolicySync(self._llm, self._core, metrics, version=config.policy.version)
+        self._run: Run | None = None
         self._is_closed = False
         self._last_run: Generator[Rollout, None, None] | None = None
 
@@ -79,6 +71,16 @@ class RolloutEngine:
     def tokenizer(self) -> Any:
         """The policy's tokenizer (transformers), or None with `skip_tokenizer_init`."""
         return self._llm.llm_engine.tokenizer
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that the next step computes with."""
+        return self._policy.version
+
+    @property
+    def policy_path(self) -> str:
+        """Path or hub name of the checkpoint that these weights came from."""
+        return self._policy.path
 
     def prepare(self, sampling: SamplingConfig, where: str = "sampling") -> RequestSampling:
         """Check sampling parameters and translate them, once for all requests that share them.
@@ -112,27 +114,53 @@ class RolloutEngine:
         Raises:
             EngineError: Another run is not finished, or the engine died (while iterating).
         """
+        self._refuse_closed()
+        self._refuse_second_run()
+        self.require_intact()
+        self._last_run = self._guarded(Run(self, requests, on_steps), policy)
+        return self._last_run
+
+    def update_policy(self, path: str | Path, version: int, in_flight: InFlightMode) -> None:
+        """Give the engine other weights, between two rollouts of a run or outside one.
+
+        Raises:
+            InputError, ModelError: Refused; the engine goes on with the weights it has.
+            EngineError: A step is being done, the engine is closed or died, or it must be made again.
+        """
+        self._refuse_closed()
+        self.require_intact()
+        if self._run is not None and not self._run.is_suspended:
+            allowed, fix = "between two rollouts of a run", "Call it where the iterator has yielded."
+            raise EngineError("update_policy", given="a call inside an engine step", allowed=allowed, fix=fix)
+        checkpoint = self._policy.check(path, version, in_flight)
+        with _named_death():
+            self._policy.update(checkpoint, version, self._run, in_flight)
+
+    def require_intact(self) -> None:
+        """Raise if a policy update has failed half-way.
+
+        Raises:
+            EngineError: It has; its weights are neither the old nor the new ones.
+        """
+        self._policy.require_intact()
+
+    def _guarded(self, run: Run, policy: PolicySpec) -> Generator[Rollout, None, None]:
+        self._refuse_second_run()
+        self._run = run
+        try:
+            with _named_death():
+                self._core.call("begin", policy)
+                yield from run.rollouts()
+        finally:
+            self._run = None
+
+    def _refuse_closed(self) -> None:
         if self._is_closed:
             fix = "Make a new Accelerator."
             raise EngineError("engine", given="closed", allowed="an open engine", fix=fix)
-        self._refuse_second_run()
-        self._last_run = self._guarded(_Run(self, requests, on_steps), policy)
-        return self._last_run
-
-    def _guarded(self, run: _Run, policy: PolicySpec) -> Generator[Rollout, None, None]:
-        self._refuse_second_run()
-        self._is_running = True
-        try:
-            self._core.call("begin", policy)
-            yield from run.rollouts()
-        except EngineDeadError as error:
-            fix = "See vLLM's log above for the cause; make a new Accelerator."
-            raise EngineError("engine", given="died while running", allowed="alive", fix=fix) from error
-        finally:
-            self._is_running = False
 
     def _refuse_second_run(self) -> None:
-        if self._is_running:
+        if self._run is not None:
             fix = "Finish or close the iterator of the earlier call first."
             raise EngineError("run", given="a second run", allowed="one run at a time", fix=fix)
 
@@ -161,6 +189,21 @@ class RolloutEngine:
         """One engine step; the requests that finished in it."""
         return [output for output in self._llm.llm_engine.step() if output.finished]
 
+    def has_outputs(self) -> bool:
+        """Whether a paused engine has outputs of steps that it has done; `step` takes them."""
+        return self._core.has_outputs()
+
+    def partial_outputs(self, internal_ids: Sequence[str]) -> list[RequestOutput]:
+        """What running requests have so far, as vLLM ends them when it aborts; by vLLM's own ids.
+
+        vLLM 0.32 makes this output itself, but hands it to asynchronous callers only.
+        """
+        states = self._llm.llm_engine.output_processor.request_states
+        return [
+            states[internal_id].make_request_output([], None, FinishReason.ABORT, None)
+            for internal_id in internal_ids
+        ]
+
     def record_verifications(self, is_wanted: bool) -> None:
         """Keep draft and sampled tokens of every verification, or no longer."""
         self._core.call("record_verifications", is_wanted)
@@ -185,118 +228,11 @@ class RolloutEngine:
         return self._core.take_steps()
 
 
-class _Run:
-    """One call of `RolloutEngine.run`."""
-
-    def __init__(
-        self,
-        engine: RolloutEngine,
-        requests: Iterable[RolloutRequest],
-        on_steps: Callable[[Sequence[StepFacts]], None],
-    ) -> None:
-        self._engine = engine
-        self._requests = iter(requests)
-        self._on_steps = on_steps
-        self._in_flight: dict[str, InFlight] = {}
-        self._request_ids: dict[str, str] = {}  # by vLLM's own id
-        self._started = time.perf_counter()
-        self._told_plain: set[str] = set()
-
-    def rollouts(self) -> Iterator[Rollout]:
-        """Submit, step and yield until every request is finished; abort the rest when closed early."""
-        num_unfetched_steps = 0
-        try:
-            while self._top_up():
-                finished = self._engine.step()
-                num_unfetched_steps += 1
-                if finished or num_unfetched_steps >= STEPS_BETWEEN_FETCHES:
-                    self._fetch_steps()
-                    num_unfetched_steps = 0
-                for output in finished:
-                    yield self._rollout(output)
-            self._fetch_steps()
-        except EngineDeadError:
-            self._engine.metrics.count_skipped("requests_lost_with_the_engine", len(self._in_flight))
-            self._in_flight.clear()  # nobody is left to abort them
-            raise
-        finally:
-            if self._in_flight:
-                self._engine.abort(list(self._in_flight))
-                self._engine.metrics.count_skipped("aborted_requests", len(self._in_flight))
-
-    def _top_up(self) -> bool:
-        """Hand requests to vLLM up to the limit; whether any is in flight."""
-        for request in itertools.islice(self._requests, self._engine.max_in_engine - len(self._in_flight)):
-            seed = sample_seed(request.sampling.config.seed, request.group_id, request.sample_index)
-            request_id, internal_id = self._engine.submit(request, seed)
-            self._tell_plain(request)
-            self._request_ids[internal_id] = request_id
-            self._in_flight[request_id] = InFlight(
-                request, internal_id, seed, time.perf_counter() - self._started
-            )
-        return bool(self._in_flight)
-
-    def _tell_plain(self, request: RolloutRequest) -> None:
-        """Count a request that gets no drafts, and log each of the parameters once a run."""
-        for name in request.sampling.plain_because:
-            self._engine.metrics.count_skipped(f"drafts_with_{name}")
-            if name not in self._told_plain:
-                self._told_plain.add(name)
-                logger.warning("requests with sampling.%s are drawn without drafts (K = 0)", name)
-
-    def _fetch_steps(self) -> None:
-        steps = self._engine.take_steps()
-        for facts in steps:
-            columns = zip(
-                facts.request_ids, facts.num_drafted, facts.num_accepted, facts.num_emitted, strict=True
-            )
-            for internal_id, *counts in columns:
-                if internal_id in self._request_ids:
-                    self._in_flight[self._request_ids[internal_id]].add_step(*counts)
-        self._engine.metrics.observe_steps(steps)
-        self._on_steps(steps)
-
-    def _rollout(self, output: RequestOutput) -> Rollout:
-        """The finished request as a rollout."""
-        record = self._in_flight.pop(output.request_id)
-        del self._request_ids[record.internal_id]
-        completion = output.outputs[0]
-        token_ids = tuple(completion.token_ids)
-        logprobs = tuple(
-            position[token].logprob
-            for position, token in zip(completion.logprobs or (), token_ids, strict=True)
-        )
-        _require_finite(logprobs, record.request.group_id)
-        rollout = Rollout(
-            group_id=record.request.group_id,
-            sample_index=record.request.sample_index,
-            prompt_token_ids=record.request.prompt_token_ids,
-            completion_token_ids=token_ids,
-            logprobs=logprobs,
-            logprobs_mode=self._engine.logprobs_mode,
-            finish_reason=FinishReason(completion.finish_reason),
-            stop_reason=completion.stop_reason,
-            text=completion.text if self._engine.tokenizer is not None else None,
-            seed=record.seed,
-            policy_version=self._engine.policy_version,
-            drafter_version=self._engine.drafter_version,
-            num_drafted=sum(record.drafted_by_position),
-            num_accepted=sum(record.accepted_by_position),
-            num_drafted_by_position=tuple(record.drafted_by_position),
-            num_accepted_by_position=tuple(record.accepted_by_position),
-            num_steps=record.num_steps,
-            started_seconds=record.started_seconds,
-            seconds=time.perf_counter() - self._started - record.started_seconds,
-            data=record.request.data,
-        )
-        self._engine.metrics.observe_rollout(rollout)
-        return rollout
-
-
-def _require_finite(logprobs: Sequence[float], group_id: str) -> None:
-    """Refuse what no trainer can use, and what only broken weights or parameters give."""
-    bad = next((value for value in logprobs if not math.isfinite(value)), None)
-    if bad is not None:
-        fix = "Look for NaN in the policy's weights, and for extreme sampling parameters."
-        given = f"{bad} in a response of group {group_id}"
-        raise EngineError("logprobs", given=given, allowed="finite numbers", fix=fix)
+@contextmanager
+def _named_death() -> Iterator[None]:
+    """Say what to do when the engine core's process has ended."""
+    try:
+        yield
+    except EngineDeadError as error:
+        fix = "See vLLM's log above for the cause; make a new Accelerator."
+        raise EngineError("engine", given="died while running", allowed="alive", fix=fix) from error

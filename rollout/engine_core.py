@@ -44,6 +44,34 @@ class EngineCoreLine:
             return steps
         return [StepFacts.from_row(row) for row in self.call("take_step_rows")]
 
+    def pause(self) -> None:
+        """Let the step that runs end and start no other; then `has_outputs` is final.
+
+        Raises:
+            EngineDeadError: The core's process has ended.
+        """
+        if self._is_in_process:
+            self._client.engine_core.pause_scheduler("keep", False)
+        else:
+            self._client.call_utility("pause_scheduler", "keep", False)
+
+    def resume(self) -> None:
+        """Start steps again."""
+        if self._is_in_process:
+            self._client.engine_core.resume_scheduler()
+        else:
+            self._client.call_utility("resume_scheduler")
+
+    def has_outputs(self) -> bool:
+        """Whether steps of a paused core have outputs that nobody has taken.
+
+        In process: batches under way of an asynchronous scheduler. In its own process: messages that have
+        come before the answer to `pause`, for the core sends both in order through one socket.
+        """
+        if self._is_in_process:
+            return bool(self._client.engine_core.batch_queue)
+        return not self._client.outputs_queue.empty()
+
     def close(self) -> None:
         """Stop the core; its memory is freed."""
         self._client.shutdown()

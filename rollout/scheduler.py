@@ -11,6 +11,7 @@ attaches: in process directly, else as a utility call of vLLM's own client.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import threading
@@ -26,6 +27,8 @@ from vllm.v1.engine.core import EngineCore
 from rlspec.speculation.policies import PolicySpec, build_policy, fixed_spec
 from rlspec.types import Decision, Load, Reason, StepFacts
 from rollout.sampling import unmark_plain
+
+logger = logging.getLogger("rlspec.rollout.scheduler")
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -102,6 +105,17 @@ class _LiveScheduling:
         """Request id, draft tokens and sampled tokens of each verification since the last call."""
         taken, self._verifications = self._verifications or [], []
         return taken
+
+    def rlspec_forget_kv(self) -> bool:
+        """Drop every key and value computed so far; running requests will compute theirs again.
+
+        Called while the engine is paused. False when vLLM cannot drop them all.
+        """
+        try:
+            return bool(self.reset_prefix_cache(reset_running_requests=True, reset_connector=True))
+        except RuntimeError as error:  # vLLM's refusal while requests wait for another engine's KV cache
+            logger.error("%s", error)
+            return False
 
     def rlspec_decide(self, batch_size: int) -> Decision:
         """Ask the policy for this step's K, bounded by what the drafter was built for."""

@@ -1,8 +1,26 @@
-"""Owns what is mixed into every vLLM worker: answers about the worker's own process."""
+"""Owns what is mixed into every vLLM worker: answers about the worker's own process, new policy weights."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from safetensors import SafetensorError
+from vllm.config import LoadConfig
+
 from rollout.vllm_patches import patch_statuses
+
+LOAD_ERRORS = (
+    *(RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError, OSError, MemoryError),
+    SafetensorError,
+)
+"""What vLLM's and torch's loaders raise. Anything else ends the engine too, without a reason by name."""
+
+LAYERS_WITHOUT_TENSORS = ("ParallelLMHead", "RotaryEmbedding")
+"""How the names of these layers' classes end. `policy_checks.py` has seen to it that no tensor is missing."""
+
+RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 
 
 class WorkerExtension:
@@ -11,3 +29,36 @@ class WorkerExtension:
     def rlspec_patch_rows(self) -> list[list[object]]:
         """The state of each patch in this worker, as plain values."""
         return [list(status.as_row()) for status in patch_statuses()]
+
+    def rlspec_load_policy(self, path: str) -> str | None:
+        """Load a checkpoint's weights into the policy in place, this worker's share of them.
+
+        Returns:
+            None, or why it failed: the weights are then neither the old nor the new ones.
+        """
+        try:
+            with _quiet(self.vllm_config.load_config):
+                self.reload_weights(weights_path=path)
+        except LOAD_ERRORS as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+
+@contextmanager
+def _quiet(load_config: LoadConfig) -> Iterator[None]:
+    """Leave out the progress bar, and vLLM 0.32's warnings of layers that get no tensor of a checkpoint.
+
+    A tied lm_head has none of its own, and rotary embeddings are computed.
+    """
+    logger, shows_progress = logging.getLogger(RELOAD_LOGGER), load_config.use_tqdm_on_load
+    logger.addFilter(_is_worth_saying)
+    load_config.use_tqdm_on_load = False
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_worth_saying)
+        load_config.use_tqdm_on_load = shows_progress
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    return not str(record.args[0] if record.args else "").endswith(LAYERS_WITHOUT_TENSORS)

@@ -77,25 +77,27 @@ def check_accounting(
         steps: All its engine steps.
         verified: All its verifications.
         counters: The engine's own, as increases over the run: `num_drafts`, `num_draft_tokens`,
-            `num_accepted_tokens`, `generation_tokens`.
+            `num_accepted_tokens` (these with `spec_decode_` before them), `generation_tokens`; a counter that
+            the engine does not have counts as 0, for engines without a drafter have none.
     """
     drafted = sum(sum(facts.num_drafted) for facts in steps)
     accepted = sum(sum(facts.num_accepted) for facts in steps)
     emitted = sum(sum(facts.num_emitted) for facts in steps)
     num_drafts = sum(sum(n > 0 for n in facts.num_drafted) for facts in steps)
     ours = {
-        "num_drafts": num_drafts,
-        "num_draft_tokens": drafted,
-        "num_accepted_tokens": accepted,
+        "spec_decode_num_drafts": num_drafts,
+        "spec_decode_num_draft_tokens": drafted,
+        "spec_decode_num_accepted_tokens": accepted,
         "generation_tokens": emitted,
     }
     in_rollouts = {
-        "num_draft_tokens": sum(rollout.num_drafted for rollout in rollouts),
-        "num_accepted_tokens": sum(rollout.num_accepted for rollout in rollouts),
+        "spec_decode_num_draft_tokens": sum(rollout.num_drafted for rollout in rollouts),
+        "spec_decode_num_accepted_tokens": sum(rollout.num_accepted for rollout in rollouts),
         "generation_tokens": sum(len(rollout.completion_token_ids) for rollout in rollouts),
     }
     matched = sum(verification.num_matched for verification in verified)
-    wrong = [(name, value, counters[name]) for name, value in ours.items() if counters[name] != value]
+    theirs = {name: counters.get(name, 0) for name in ours}
+    wrong = [(name, value, theirs[name]) for name, value in ours.items() if theirs[name] != value]
     wrong += [(f"{name} of rollouts", v, ours[name]) for name, v in in_rollouts.items() if ours[name] != v]
     wrong += [("matched drafts", matched, accepted)] if matched != accepted else []
     return AccountingFaults(

@@ -122,14 +122,14 @@ def _checked_logprobs(field: str, logprobs: ArrayLike, num_tokens: int) -> Float
 
 
 def _token_versions(place: str, rollout: Rollout) -> NDArray[np.int64]:
-    """The policy version of each token: from `policy_spans`, (version, tokens) pairs, where there are any."""
+    """The policy version of each token."""
     num_tokens = len(rollout.completion_token_ids)
-    spans = getattr(rollout, "policy_spans", None)
-    if not spans:
-        return np.full(num_tokens, rollout.policy_version, dtype=np.int64)
-    versions = np.repeat([version for version, _ in spans], [count for _, count in spans]).astype(np.int64)
+    spans = rollout.policy_spans
+    versions = np.repeat([span.policy_version for span in spans], [span.num_tokens for span in spans]).astype(
+        np.int64
+    )
     if len(versions) != num_tokens:
-        fix = "Give the spans of this rollout: (policy version, tokens) in the order of the tokens."
+        fix = "Give the spans of this rollout: versions and numbers of tokens, in token order."
         allowed = f"spans of {num_tokens} tokens together"
         raise InputError(f"rollouts{place}.policy_spans", given=spans, allowed=allowed, fix=fix)
     return versions

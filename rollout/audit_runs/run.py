@@ -11,7 +11,7 @@ from vllm.plugins import load_general_plugins
 
 from rlspec.audit.verdicts import TOTAL_FALSE_ALARM_RATE, Check, CheckResult, Verdict, decided
 from rlspec.errors import EngineError
-from rollout.audit_runs import distribution, exactness, parameters
+from rollout.audit_runs import distribution, exactness, parameters, weights
 from rollout.audit_runs.bench import AuditEngine, Bench
 from rollout.audit_runs.subjects import Drafter, Subject
 from rollout.vllm_patches import PATCHES, patch_statuses
@@ -27,6 +27,7 @@ ON_EACH_ENGINE: dict[Check, CheckRun] = {
     Check.LOGPROBS: exactness.processed_logprobs,
     Check.SAMPLING_PARAMETERS: parameters.run,
     Check.ACCEPTANCE: exactness.acceptance,
+    Check.WEIGHTS: weights.run,
 }
 """In this order; the last one changes the engine's policy."""
 

@@ -1,18 +1,23 @@
-"""The engine core in a process of its own: the same rollouts, and our scheduler is reached."""
+"""The engine core in a process of its own: the same rollouts, steps are known, policies updated."""
 
 from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from rlspec import Accelerator, Config, Prompt
 from rlspec.errors import EngineError, InputError
+from rollout.tiny_models import write_tiny_target
 from tests.integration.conftest import REPEATING_PROMPT
+from tests.integration.test_policy_update import check_updates_of_a_running_core
 
 
-def test_same_tokens_steps_and_death(tiny_config: Callable[..., Config]) -> None:
+def test_same_tokens_steps_updates_and_death(
+    tiny_config: Callable[..., Config], target: Path, tmp_path: Path
+) -> None:
     config = tiny_config("draft_model", on_unsupported="plain")
     engine = config.engine.model_copy(update={"in_process": False})
     sampling = {"n": 3, "seed": 1}
@@ -31,6 +36,9 @@ def test_same_tokens_steps_and_death(tiny_config: Callable[..., Config]) -> None
     plain_rollout, speculating = accelerator.generate([plain, REPEATING_PROMPT], {"n": 1})
     assert (set(plain_rollout.completion_token_ids), plain_rollout.num_drafted) == ({9}, 0)
     assert speculating.num_drafted > 0
+
+    other = write_tiny_target(tmp_path / "other", seed=1)
+    check_updates_of_a_running_core(accelerator, [target, other])
 
     stream = accelerator.stream([REPEATING_PROMPT] * 8, {"n": 4, "max_tokens": 200})
     next(stream)

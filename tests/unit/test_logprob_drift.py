@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from rlspec.audit.logprob_drift import LogprobDrift, effective_sample_size, k3_k
 from rlspec.config import DriftConfig
 from rlspec.errors import InputError
 from rlspec.metrics import Metrics
-from rlspec.types import Rollout
+from rlspec.types import PolicySpan, Rollout
 from tests.unit.test_rollout_files import ROLLOUT
 
 ROUNDING = 1e-9
@@ -28,11 +28,13 @@ differences = st.lists(st.floats(-8.0, 8.0), min_size=1, max_size=50).map(np.arr
 
 def rollout(values: Sequence[float], group_id: str = "g", **changes: object) -> Rollout:
     values = tuple(values)
+    version = changes.get("policy_version", ROLLOUT.policy_version)
     return replace(
         ROLLOUT,
         group_id=group_id,
         completion_token_ids=tuple(range(len(values))),
         logprobs=values,
+        policy_spans=(PolicySpan(version, len(values)),),  # type: ignore[arg-type]
         **changes,  # type: ignore[arg-type]
     )
 
@@ -158,24 +160,19 @@ def test_raw_logprobs_are_pointed_out() -> None:
     assert "processed_logprobs" in str(report)
 
 
-@dataclass(frozen=True)
-class SpannedRollout(Rollout):
-    policy_spans: tuple[tuple[int, int], ...] = ()
-
-
-def spanned(spans: tuple[tuple[int, int], ...]) -> SpannedRollout:
-    base = rollout([-0.5, -0.5, -0.5])
-    values = {field.name: getattr(base, field.name) for field in fields(base)}
-    return SpannedRollout(**values, policy_spans=spans)
+def spanned(spans: tuple[PolicySpan, ...]) -> Rollout:
+    return replace(rollout([-0.5, -0.5, -0.5]), policy_spans=spans)
 
 
 def test_spans_give_each_token_its_version() -> None:
-    report = drift().observe([spanned(((3, 2), (4, 1)))], [[-0.5, -4.0, -0.5]], trainer_version=4)
+    report = drift().observe(
+        [spanned((PolicySpan(3, 2), PolicySpan(4, 1)))], [[-0.5, -4.0, -0.5]], trainer_version=4
+    )
     assert report.tokens_by_version == {3: 2, 4: 1}
     assert report.worst.policy_version == 3
     assert report.verdict.only_other_versions
     with pytest.raises(InputError, match="policy_spans"):
-        drift().observe([spanned(((3, 2),))], [[-0.5] * 3])
+        drift().observe([spanned((PolicySpan(3, 2),))], [[-0.5] * 3])
 
 
 def test_window_forgets_whole_rollouts_but_none_of_the_last_call() -> None:

@@ -17,6 +17,8 @@ def test_steps_and_rollouts_are_counted() -> None:
     metrics.observe_steps([FACTS, replace(FACTS, reason=Reason.REPLAY_EXHAUSTED, num_draft_tokens=0)])
     metrics.observe_rollout(ROLLOUT)
     metrics.count_skipped("bad_prompts", 2)
+    metrics.set_policy_version(3)
+    metrics.observe_policy_update(4, "keep", 0.3)
     lines = metrics.text().splitlines()
     for expected in (
         'rlspec_engine_steps_total{reason="fixed"} 1.0',
@@ -28,6 +30,9 @@ def test_steps_and_rollouts_are_counted() -> None:
         'rlspec_skipped_total{what="replay_beyond_trace"} 1.0',
         'rlspec_skipped_total{what="bad_prompts"} 2.0',
         "rlspec_num_draft_tokens 0.0",
+        "rlspec_policy_version 4.0",
+        'rlspec_policy_updates_total{in_flight="keep"} 1.0',
+        'rlspec_policy_pause_seconds_bucket{le="0.5"} 1.0',
     ):
         assert expected in lines
     assert "rlspec_draft_tokens_total 0.0" in Metrics().text()

@@ -16,7 +16,7 @@ from rlspec.rollout_files import (
     rollout_to_line,
     write_text,
 )
-from rlspec.types import FinishReason, Rollout
+from rlspec.types import FinishReason, PolicySpan, Rollout
 
 ROLLOUT = Rollout(
     group_id="g0",
@@ -30,6 +30,7 @@ ROLLOUT = Rollout(
     text="a\nb 漢",
     seed=7,
     policy_version=3,
+    policy_spans=(PolicySpan(3, 1), PolicySpan(4, 2)),
     drafter_version="ngram",
     num_drafted=4,
     num_accepted=1,
