@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlspec.audit.drift_report import DriftReport
 from rlspec.audit.logprob_drift import LogprobDrift
-from rlspec.config import Config, InFlightMode, SamplingConfig, change_sampling, with_sampling
+from rlspec.config import Config, InFlightMode, change_sampling, with_sampling
 from rlspec.config_files import load_config
+from rlspec.config_sampling import SamplingConfig
 from rlspec.errors import InputError, missing_engine
 from rlspec.metrics import Metrics
 from rlspec.prompts import PromptLike, Rejected, as_prompts, first_error

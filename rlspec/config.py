@@ -7,10 +7,11 @@ Settings of vLLM keep their own names and pass through untouched in `engine.vllm
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from rlspec.config_sampling import Int, SamplingConfig, Section
 from rlspec.errors import ConfigError, nearest
 
 EMBEDDED_POLICY = "embedded"
@@ -28,21 +29,11 @@ EMBEDDED_VLLM_ARGS: Mapping[str, Any] = {
 """What `engine.vllm_args` is laid over when the policy is the embedded one (measured on 2 CPU cores)."""
 
 
-Int = Annotated[int, Strict()]
-"""An integer as it stands: `true` is not 1 and "4" is not 4."""
-
-
 InFlightMode = Literal["drain", "abort", "keep"]
 """What a policy update does with the requests that are running."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
-    )
-
-
-class PolicyConfig(_Section):
+class PolicyConfig(Section):
     """The target model."""
 
     model: str = Field(
@@ -64,7 +55,7 @@ class PolicyConfig(_Section):
     )
 
 
-class DrafterConfig(_Section):
+class DrafterConfig(Section):
     """What proposes draft tokens."""
 
     speculative_config: dict[str, Any] | None = Field(
@@ -103,7 +94,7 @@ class DrafterConfig(_Section):
         return int(self.speculative_config["num_speculative_tokens"]) if self.speculative_config else 0
 
 
-class SpeculationConfig(_Section):
+class SpeculationConfig(Section):
     """Who decides K, the number of draft tokens of a step."""
 
     policy: Literal["fixed", "off"] = Field(
@@ -127,7 +118,7 @@ class SpeculationConfig(_Section):
     )
 
 
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """How stock vLLM is started."""
 
     in_process: bool = Field(
@@ -146,46 +137,7 @@ class EngineConfig(_Section):
     )
 
 
-class SamplingConfig(_Section):
-    """vLLM's sampling parameters under their own names; null keeps vLLM's default."""
-
-    n: Int = Field(1, ge=1, description="Samples a prompt (the size of a GRPO group).")
-    temperature: float = Field(1.0, ge=0.0, description="1.0 samples from the policy itself, as RL needs.")
-    max_tokens: Int = Field(
-        256, ge=1, description="New tokens a sample at most; vLLM's own 16 suits no rollout."
-    )
-    seed: Int | None = Field(
-        None,
-        description="Base seed: sample i of prompt j gets a seed of its own from it. Null: the engine's.",
-    )
-    top_p: float | None = Field(None, description="Nucleus mass.")
-    top_k: Int | None = Field(None, description="Tokens kept.")
-    min_p: float | None = Field(None, description="Not for draft tokens: see speculation.on_unsupported.")
-    min_tokens: Int | None = Field(
-        None,
-        description="New tokens before a stop counts. Not for draft tokens: see speculation.on_unsupported.",
-    )
-    presence_penalty: float | None = Field(None, description="vLLM's.")
-    frequency_penalty: float | None = Field(None, description="vLLM's.")
-    repetition_penalty: float | None = Field(None, description="vLLM's.")
-    stop: str | list[str] | None = Field(None, description="Strings that end a response.")
-    stop_token_ids: list[int] | None = Field(None, description="Token ids that end a response.")
-    ignore_eos: bool | None = Field(None, description="Go on after the end-of-sequence token.")
-    include_stop_str_in_output: bool | None = Field(None, description="vLLM's.")
-    skip_special_tokens: bool | None = Field(None, description="vLLM's.")
-    detokenize: bool | None = Field(None, description="False leaves `text` empty and saves host time.")
-    bad_words: list[str] | None = Field(None, description="vLLM's.")
-    allowed_token_ids: list[int] | None = Field(None, description="vLLM's.")
-    logit_bias: dict[int, float] | None = Field(
-        None, description="Not for draft tokens: see speculation.on_unsupported."
-    )
-    structured_outputs: dict[str, Any] | None = Field(
-        None,
-        description="One of vLLM's constraints: json, regex, choice, grammar, json_object or structural_tag.",
-    )
-
-
-class ObservabilityConfig(_Section):
+class ObservabilityConfig(Section):
     """Logs and metrics."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -202,7 +154,7 @@ class ObservabilityConfig(_Section):
     )
 
 
-class DriftConfig(_Section):
+class DriftConfig(Section):
     """When the trainer's logprobs part too far from the engine's; null switches a threshold off."""
 
     max_mean_abs: float | None = Field(
@@ -238,7 +190,7 @@ class DriftConfig(_Section):
     )
 
 
-class Config(_Section):
+class Config(Section):
     """The whole configuration of an `Accelerator`."""
 
     policy: PolicyConfig = Field(default_factory=lambda: PolicyConfig())

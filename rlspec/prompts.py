@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rlspec.config import SamplingConfig, change_sampling
+from rlspec.config import change_sampling
+from rlspec.config_sampling import SamplingConfig
 from rlspec.errors import ConfigError, InputError, nearest
 from rlspec.types import Prompt
 

@@ -17,9 +17,9 @@ from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.reader import Counter
 
-from rlspec.config import Config, InFlightMode, SamplingConfig
+from rlspec.config import Config, InFlightMode
+from rlspec.config_sampling import SamplingConfig
 from rlspec.errors import EngineError, InputError
 from rlspec.metrics import Metrics
 from rlspec.speculation.policies import PolicySpec
@@ -27,9 +27,21 @@ from rlspec.types import Rollout, StepFacts
 from rollout.engine_core import EngineCoreLine
 from rollout.engine_start import drafter_version, start_engine
 from rollout.policy_sync import PolicySync
-from rollout.requests import RolloutRequest
+from rollout.requests import Recording, RolloutRequest
 from rollout.run import Run
 from rollout.sampling import EngineTraits, RequestSampling, prepare_sampling, verify_params
+
+
+STEP_FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a step of vLLM in this process raises when it fails. Its state is unknown then: the engine is dead."""
 
 
 class RolloutEngine:
@@ -54,8 +66,10 @@ class RolloutEngine:
         scheduling = self._llm.llm_engine.vllm_config.scheduler_config
         # Requests handed to vLLM at a time: two full batches, so that it never waits for one.
         self.max_in_engine: int = 2 * scheduling.max_num_seqs
+        speculative = config.drafter.speculative_config
         self._traits = EngineTraits(
-            speculating=config.drafter.speculative_config is not None,
+            speculating=speculative is not None,
+            samples_drafts=(speculative or {}).get("draft_sample_method") == "probabilistic",
             on_unsupported=config.speculation.on_unsupported,
             has_tokenizer=self.tokenizer is not None,
             can_rewind=not (current_platform.is_cpu() and scheduling.enable_chunked_prefill),
@@ -65,6 +79,7 @@ class RolloutEngine:
         self._policy = PolicySync(self._llm, self._core, metrics, version=config.policy.version)
         self._run: Run | None = None
         self._is_closed = False
+        self._is_dead = False
         self._last_run: Generator[Rollout, None, None] | None = None
 
     @property
@@ -155,9 +170,10 @@ class RolloutEngine:
             self._run = None
 
     def _refuse_closed(self) -> None:
-        if self._is_closed:
+        if self._is_closed or self._is_dead:
+            given = "closed" if self._is_closed else "one that died while running"
             fix = "Make a new Accelerator."
-            raise EngineError("engine", given="closed", allowed="an open engine", fix=fix)
+            raise EngineError("engine", given=given, allowed="an open engine", fix=fix)
 
     def _refuse_second_run(self) -> None:
         if self._run is not None:
@@ -187,7 +203,15 @@ class RolloutEngine:
 
     def step(self) -> list[RequestOutput]:
         """One engine step; the requests that finished in it."""
-        return [output for output in self._llm.llm_engine.step() if output.finished]
+        try:
+            outputs = self._llm.llm_engine.step()
+        except EngineDeadError:
+            self._is_dead = True
+            raise
+        except STEP_FAULTS as error:
+            self._is_dead = True
+            raise EngineDeadError from error
+        return [output for output in outputs if output.finished]
 
     def has_outputs(self) -> bool:
         """Whether a paused engine has outputs of steps that it has done; `step` takes them."""
@@ -204,18 +228,15 @@ class RolloutEngine:
             for internal_id in internal_ids
         ]
 
-    def record_verifications(self, is_wanted: bool) -> None:
-        """Keep draft and sampled tokens of every verification, or no longer."""
-        self._core.call("record_verifications", is_wanted)
-
-    def take_verifications(self) -> list[tuple[str, list[int], list[int]]]:
-        """vLLM's request id, draft tokens and sampled tokens of each verification since the last call."""
-        return [tuple(row) for row in self._core.call("take_verifications")]
-
-    def counters(self) -> dict[str, int]:
-        """vLLM's Prometheus counters of this process, without their prefix; empty without `log_stats`."""
-        counters = (metric for metric in self._llm.get_metrics() if isinstance(metric, Counter))
-        return {counter.name.removeprefix("vllm:"): counter.value for counter in counters}
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """Record every verification and vLLM's own counts; filled when the context ends."""
+        self._core.call("start_recording")
+        recording = Recording()
+        yield recording
+        rows, counts = self._core.call("end_recording")
+        recording.verifications += [(request_id, tuple(d), tuple(s)) for request_id, d, s in rows]
+        recording.counts.update(counts)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Drop requests that have not finished."""
@@ -234,5 +255,7 @@ def _named_death() -> Iterator[None]:
     try:
         yield
     except EngineDeadError as error:
+        cause = error.__cause__
+        given = f"died while running: {type(cause).__name__}: {cause}" if cause else "died while running"
         fix = "See vLLM's log above for the cause; make a new Accelerator."
-        raise EngineError("engine", given="died while running", allowed="alive", fix=fix) from error
+        raise EngineError("engine", given=given, allowed="alive", fix=fix) from error

@@ -22,6 +22,14 @@ class RolloutRequest:
     data: dict[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What the audit records of a run: (request id, draft tokens, sampled tokens) rows, and vLLM's counts."""
+
+    verifications: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class InFlight:
     """What is known of a request between its submission and its end.

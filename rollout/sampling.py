@@ -12,7 +12,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from rlspec.config import SamplingConfig
+from rlspec.config_sampling import SamplingConfig
 from rlspec.errors import InputError, UnsupportedSamplingError, nearest
 
 PLAIN_KEY = "rlspec_plain"
@@ -52,13 +52,22 @@ NEED_TOKENIZER: Mapping[str, str] = {
 """Parameters in text, and why they are refused without a tokenizer."""
 
 
+SEED = Unsupported(
+    lambda value: value is not None,
+    "vLLM samples drafts without the request's seed (v1/spec_decode/llm_base_proposer.py), and which drafts "
+    "are verified decides which random numbers a token gets",
+)
+"""With `draft_sample_method: probabilistic` a seed repeats nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
     """What an engine can do with sampling parameters.
 
     Attributes:
         speculating: Whether a drafter is loaded.
-        on_unsupported: What becomes of `IGNORED_WHILE_SPECULATING` then.
+        samples_drafts: Whether that drafter samples its drafts instead of taking the likeliest.
+        on_unsupported: What becomes of parameters that it cannot honour.
         has_tokenizer: False with `skip_tokenizer_init`.
         can_rewind: False where a chunked prompt cannot give back the random numbers of its discarded
             tokens: torch's CPU generators have no offset.
@@ -66,6 +75,7 @@ class EngineTraits:
     """
 
     speculating: bool
+    samples_drafts: bool
     on_unsupported: Literal["error", "plain"]
     has_tokenizer: bool
     can_rewind: bool
@@ -95,27 +105,33 @@ def prepare_sampling(sampling: SamplingConfig, engine: EngineTraits, where: str)
         InputError: What this engine or vLLM does not accept.
     """
     check_sampling(sampling, engine, where)
-    unsupported = unsupported_while_speculating(sampling) if engine.speculating else ()
+    unsupported = unsupported_while_speculating(sampling, engine)
     if unsupported and engine.on_unsupported == "error":
+        name = next(iter(unsupported))
         raise UnsupportedSamplingError(
-            f"{where}.{unsupported[0]}",
-            given=getattr(sampling, unsupported[0]),
-            allowed=f"not set while speculating: {IGNORED_WHILE_SPECULATING[unsupported[0]].why}",
+            f"{where}.{name}",
+            given=getattr(sampling, name),
+            allowed=f"not set while speculating: {unsupported[name].why}",
             fix="Remove it, or set speculation.on_unsupported=plain to draw such requests without drafts, or "
             "drafter.speculative_config to null for plain decoding.",
         )
     params = vllm_sampling_params(sampling, where)
-    return RequestSampling(sampling, mark_plain(params) if unsupported else params, unsupported)
+    return RequestSampling(sampling, mark_plain(params) if unsupported else params, tuple(unsupported))
 
 
-def unsupported_while_speculating(sampling: SamplingConfig) -> tuple[str, ...]:
-    """The parameters set that vLLM cannot honour for draft tokens."""
-    given = {name: getattr(sampling, name) for name in IGNORED_WHILE_SPECULATING}
-    return tuple(
-        name
-        for name, value in given.items()
-        if value is not None and IGNORED_WHILE_SPECULATING[name].asks(value)
-    )
+def unsupported_while_speculating(
+    sampling: SamplingConfig, engine: EngineTraits
+) -> Mapping[str, Unsupported]:
+    """The parameters set that this engine cannot honour for draft tokens."""
+    if not engine.speculating:
+        return {}
+    known = dict(IGNORED_WHILE_SPECULATING)
+    if engine.samples_drafts and sampling.temperature > 0.0:
+        known["seed"] = SEED
+    given = {name: getattr(sampling, name) for name in known}
+    return {
+        name: known[name] for name, value in given.items() if value is not None and known[name].asks(value)
+    }
 
 
 def check_sampling(sampling: SamplingConfig, engine: EngineTraits, where: str) -> None:

@@ -26,6 +26,7 @@ from vllm.v1.engine.core import EngineCore
 
 from rlspec.speculation.policies import PolicySpec, build_policy, fixed_spec
 from rlspec.types import Decision, Load, Reason, StepFacts
+from rollout.audit_recorder import AuditRecorder, VerificationRow
 from rollout.sampling import unmark_plain
 
 logger = logging.getLogger("rlspec.rollout.scheduler")
@@ -71,7 +72,7 @@ class _LiveScheduling:
         self._scheduled: deque[_ScheduledStep] = deque()
         self._last_update_seconds = 0.0
         self._steps: deque[StepFacts] = deque(maxlen=MAX_KEPT_STEPS)
-        self._verifications: list[tuple[str, list[int], list[int]]] | None = None
+        self._recorder: AuditRecorder | None = None
         self._plain_ids: set[str] = set()  # requests that get no drafts
         self.rlspec_begin(fixed_spec(self.num_spec_tokens))
         if self.num_spec_tokens:
@@ -97,14 +98,15 @@ class _LiveScheduling:
         """`rlspec_take_steps` as plain values, for another process."""
         return [facts.as_row() for facts in self.rlspec_take_steps()]
 
-    def rlspec_record_verifications(self, is_wanted: bool) -> None:
-        """Keep draft and sampled tokens of each verification, for the correctness audit; costs memory."""
-        self._verifications = [] if is_wanted else None
+    def rlspec_start_recording(self) -> None:
+        """Record drafts, sampled tokens and vLLM's own counts, for the correctness audit."""
+        self._recorder = AuditRecorder()
 
-    def rlspec_take_verifications(self) -> list[tuple[str, list[int], list[int]]]:
-        """Request id, draft tokens and sampled tokens of each verification since the last call."""
-        taken, self._verifications = self._verifications or [], []
-        return taken
+    def rlspec_end_recording(self) -> tuple[list[VerificationRow], dict[str, int]]:
+        """What was recorded since `start_recording`."""
+        assert self._recorder is not None
+        recorder, self._recorder = self._recorder, None
+        return recorder.row()
 
     def rlspec_forget_kv(self) -> bool:
         """Drop every key and value computed so far; running requests will compute theirs again.
@@ -164,8 +166,8 @@ class _LiveScheduling:
         contexts = self._context_lengths(scheduler_output)
         # Before vLLM cuts the sampled tokens at a stop, as its own counters do.
         verified = _verified(scheduler_output, model_runner_output)
-        if self._verifications is not None:
-            self._verifications += _verification_tokens(scheduler_output, model_runner_output)
+        if self._recorder is not None:
+            self._recorder.add_verifications(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         emitted = {
             output.request_id: len(output.new_token_ids)
@@ -174,6 +176,12 @@ class _LiveScheduling:
         }
         self._record(scheduler_output, verified, contexts, emitted)
         return outputs
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        stats = super().make_stats(*args, **kwargs)
+        if self._recorder is not None:
+            self._recorder.add_stats(stats)
+        return stats
 
     def _context_lengths(self, scheduler_output: SchedulerOutput) -> tuple[int, ...]:
         requests = (self.requests.get(request_id) for request_id in scheduler_output.num_scheduled_tokens)
@@ -230,19 +238,6 @@ def _verified(
         drafted.append(len(drafts[request_id]) - invalid.get(request_id, 0) if num_sampled else 0)
         accepted.append(max(num_sampled - 1, 0))
     return tuple(drafted), tuple(accepted)
-
-
-def _verification_tokens(
-    scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-) -> list[tuple[str, list[int], list[int]]]:
-    """Draft and sampled tokens of each request of the step that had drafts and was sampled."""
-    sampled, index = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
-    drafts = scheduler_output.scheduled_spec_decode_tokens
-    return [
-        (request_id, list(tokens), list(sampled[index[request_id]]))
-        for request_id, tokens in drafts.items()
-        if sampled and sampled[index[request_id]]
-    ]
 
 
 class LiveScheduler(_LiveScheduling, Scheduler):

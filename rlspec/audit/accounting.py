@@ -38,7 +38,7 @@ class AccountingFaults:
             distribution of 2211.17192 gives a rejected draft probability zero), so this needs no word of
             the engine about what it accepted.
         num_gaps: Requests whose context in some step is not the one before plus what was emitted.
-        num_wrong_lengths: Rollouts whose tokens differ in number from what the steps emitted.
+        num_wrong_lengths: Tokens that steps emitted and rollouts lack, or the other way round.
         wrong_counters: Engine counters that differ from the sums over steps: name, ours, the engine's.
     """
 
@@ -59,7 +59,7 @@ class AccountingFaults:
         )
         return (
             f"{self.num_verifications} verifications: {self.num_wrong_emission} without accepted + 1 tokens, "
-            f"{self.num_gaps} gaps in positions, {self.num_wrong_lengths} responses of another length"
+            f"{self.num_gaps} gaps in positions, {self.num_wrong_lengths} tokens lost or added"
             f"{'; counters: ' + wrong if wrong else ''}"
         )
 
@@ -76,25 +76,23 @@ def check_accounting(
         rollouts: All responses of the run.
         steps: All its engine steps.
         verified: All its verifications.
-        counters: The engine's own, as increases over the run: `num_drafts`, `num_draft_tokens`,
-            `num_accepted_tokens` (these with `spec_decode_` before them), `generation_tokens`; a counter that
-            the engine does not have counts as 0, for engines without a drafter have none.
+        counters: vLLM's own: `num_drafts`, `num_draft_tokens`, `num_accepted_tokens`; one that it does not
+            have counts as 0, for engines without a drafter have none.
     """
     drafted = sum(sum(facts.num_drafted) for facts in steps)
     accepted = sum(sum(facts.num_accepted) for facts in steps)
     emitted = sum(sum(facts.num_emitted) for facts in steps)
     num_drafts = sum(sum(n > 0 for n in facts.num_drafted) for facts in steps)
     ours = {
-        "spec_decode_num_drafts": num_drafts,
-        "spec_decode_num_draft_tokens": drafted,
-        "spec_decode_num_accepted_tokens": accepted,
-        "generation_tokens": emitted,
+        "num_drafts": num_drafts,
+        "num_draft_tokens": drafted,
+        "num_accepted_tokens": accepted,
     }
     in_rollouts = {
-        "spec_decode_num_draft_tokens": sum(rollout.num_drafted for rollout in rollouts),
-        "spec_decode_num_accepted_tokens": sum(rollout.num_accepted for rollout in rollouts),
-        "generation_tokens": sum(len(rollout.completion_token_ids) for rollout in rollouts),
+        "num_draft_tokens": sum(rollout.num_drafted for rollout in rollouts),
+        "num_accepted_tokens": sum(rollout.num_accepted for rollout in rollouts),
     }
+    num_tokens = sum(len(rollout.completion_token_ids) for rollout in rollouts)
     matched = sum(verification.num_matched for verification in verified)
     theirs = {name: counters.get(name, 0) for name in ours}
     wrong = [(name, value, theirs[name]) for name, value in ours.items() if theirs[name] != value]
@@ -104,7 +102,7 @@ def check_accounting(
         num_verifications=len(verified),
         num_wrong_emission=sum(len(v.sampled_token_ids) != v.num_matched + 1 for v in verified),
         num_gaps=_num_gaps(steps),
-        num_wrong_lengths=abs(in_rollouts["generation_tokens"] - emitted),
+        num_wrong_lengths=abs(num_tokens - emitted),
         wrong_counters=tuple(wrong),
     )
 

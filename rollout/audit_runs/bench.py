@@ -35,6 +35,7 @@ class Drawn:
     rollouts: list[Rollout]
     steps: list[StepFacts]
     verified: list[VerifiedDrafts] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def token_ids(self) -> list[tuple[int, ...]]:
@@ -98,20 +99,20 @@ class AuditEngine:
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Mapping[str, Any],
-        *,
-        verified: bool = False,
         **how: Any,
     ) -> Drawn:
-        """As `stream`, ordered by prompt, then sample; `verified` records every verification."""
+        """As `stream`, ordered by prompt, then sample."""
         steps: list[StepFacts] = []
-        if verified:
-            self.engine.record_verifications(True)
         rollouts = list(self.stream(prompts, sampling, on_steps=steps.extend, **how))
-        rows = self.engine.take_verifications() if verified else []
-        if verified:
-            self.engine.record_verifications(False)
         rollouts.sort(key=lambda rollout: (int(rollout.group_id), rollout.sample_index))
-        return Drawn(rollouts, steps, [VerifiedDrafts(r, tuple(d), tuple(s)) for r, d, s in rows])
+        return Drawn(rollouts, steps)
+
+    def draw_recorded(self, *args: Any, **how: Any) -> Drawn:
+        """As `draw`, with every verification and vLLM's own counts."""
+        with self.engine.recording() as recording:
+            drawn = self.draw(*args, **how)
+        verified = [VerifiedDrafts(*row) for row in recording.verifications]
+        return Drawn(drawn.rollouts, drawn.steps, verified, recording.counts)
 
     def draw_mixed(self, requests: Sequence[tuple[Sequence[int], Mapping[str, Any]]]) -> list[Rollout]:
         """One response to each prompt with its own parameters, all in one batch, in the order given."""
@@ -125,13 +126,7 @@ class AuditEngine:
     def num_cached_tokens(self, prompt: Sequence[int]) -> int:
         """Tokens of a prompt that the prefix cache serves when it comes again."""
         self.draw([prompt], {"max_tokens": 1})
-        before = self.counters()["prefix_cache_hits"]
-        self.draw([prompt], {"max_tokens": 1})
-        return self.counters()["prefix_cache_hits"] - before
-
-    def counters(self) -> dict[str, int]:
-        """vLLM's own counters, by their names without prefix."""
-        return self.engine.counters()
+        return self.draw_recorded([prompt], {"max_tokens": 1}).counts["prefix_cache_hits"]
 
     def _policy(self, random_k: bool) -> PolicySpec:
         largest = self.drafter.max_draft_tokens

@@ -61,16 +61,13 @@ def greedy_identity(bench: Bench, engine: AuditEngine) -> Iterator[CheckResult]:
 def accounting(bench: Bench, engine: AuditEngine) -> Iterator[CheckResult]:
     """Each verification gives accepted + 1 tokens, positions have no gap, sums equal vLLM's counters."""
     for random_k, temperature in ((False, 0.0), (True, 1.0)):
-        before = engine.counters()
-        drawn = engine.draw(
+        drawn = engine.draw_recorded(
             bench.subject.prompts,
             {"temperature": temperature, "max_tokens": NUM_TOKENS},
             num_samples=NUM_SAMPLES if temperature else 1,
             random_k=random_k,
-            verified=True,
         )
-        counters = {name: value - before.get(name, 0) for name, value in engine.counters().items()}
-        faults = check_accounting(drawn.rollouts, drawn.steps, drawn.verified, counters)
+        faults = check_accounting(drawn.rollouts, drawn.steps, drawn.verified, drawn.counts)
         is_vacuous = not faults.num_verifications
         yield CheckResult(
             check=Check.ACCOUNTING,

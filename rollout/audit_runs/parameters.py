@@ -15,7 +15,8 @@ from rlspec.audit.exact import probabilities
 from rlspec.audit.greedy_identity import TIE_TOLERANCE
 from rlspec.audit.parameters import Honoured, greedy_honoured
 from rlspec.audit.verdicts import Check, CheckResult, Verdict, decided
-from rlspec.config import SamplingConfig, with_sampling
+from rlspec.config import with_sampling
+from rlspec.config_sampling import SamplingConfig
 from rlspec.errors import ConfigError, InputError
 from rlspec.types import FinishReason, Rollout
 from rollout.audit_runs.bench import AuditEngine, Bench
@@ -151,7 +152,8 @@ def _follows(bench: Bench, rollout: Rollout, sampling: Mapping[str, Any], words:
 
 def _stops_after_minimum(bench: Bench, rollout: Rollout, sampling: Mapping[str, Any]) -> Honoured:
     """Stop tokens are masked below `min_tokens`, end the response from there on, and nothing follows them."""
-    found = _follows_greedy(bench, rollout, sampling)
+    masked = [*sampling["stop_token_ids"], *bench.reference.eos_token_ids]  # vLLM counts eos in, always
+    found = _follows_greedy(bench, rollout, {**sampling, "stop_token_ids": masked})
     response, stops = rollout.completion_token_ids, set(sampling["stop_token_ids"])
     minimum = sampling.get("min_tokens", 0)
     first = next((i for i, token in enumerate(response) if token in stops and i >= minimum), None)

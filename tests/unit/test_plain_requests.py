@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlspec.config import SamplingConfig, parse_config
+from rlspec.config import parse_config
+from rlspec.config_sampling import SamplingConfig
 from rlspec.errors import ConfigError, InputError, UnsupportedSamplingError
 from rlspec.prompts import as_prompt, read_prompts
 from rlspec.types import Prompt
@@ -59,12 +60,22 @@ def prepare(sampling: dict[str, Any], **traits: Any) -> Any:
 
     usual = {
         "speculating": True,
+        "samples_drafts": False,
         "on_unsupported": "plain",
         "has_tokenizer": True,
         "can_rewind": True,
         "vocab_size": 48,
     }
     return prepare_sampling(SamplingConfig(**sampling), EngineTraits(**{**usual, **traits}), "sampling")
+
+
+def test_a_seed_needs_drafts_that_repeat() -> None:
+    with pytest.raises(UnsupportedSamplingError, match="seed"):
+        prepare({"seed": 1}, samples_drafts=True, on_unsupported="error")
+    assert prepare({"seed": 1}, samples_drafts=True).plain_because == ("seed",)
+    for traits in ({"samples_drafts": False}, {"samples_drafts": True, "speculating": False}):
+        assert prepare({"seed": 1}, **traits).plain_because == ()
+    assert prepare({"seed": 1, "temperature": 0.0}, samples_drafts=True).plain_because == ()
 
 
 @pytest.mark.parametrize(

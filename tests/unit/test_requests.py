@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm import SamplingParams
 
-from rlspec.config import SamplingConfig
+from rlspec.config_sampling import SamplingConfig
 from rlspec.types import PolicySpan
 from rollout.requests import InFlight, RolloutRequest
 from rollout.sampling import RequestSampling
