@@ -58,23 +58,25 @@ def run_audit_job(config: Config, job: AuditJob) -> bool:
         raise InputError("--out", given=str(job.out), allowed="a file", fix="Name a file in that folder.")
     try:
         from rollout.audit_runs.run import run_audit
-        from rollout.audit_runs.subjects import policy_subject, tiny_subject
+        from rollout.audit_runs.subjects import policy_subject, tiny_subjects
     except ImportError as error:
         raise missing_engine(error) from error
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="rlspec-audit-") as folder:
         if job.model is None and job.drafter is None and job.method is None and not job.has_config:
             on_unsupported = config.speculation.on_unsupported
-            subject = tiny_subject(Path(folder), job.seed, on_unsupported=on_unsupported)
+            subjects = tiny_subjects(Path(folder), job.seed, on_unsupported)
         else:
-            subject = policy_subject(_with_models(config, job), Path(folder), job.seed, job.is_full)
-        print(f"auditing {subject.name}, {'full' if job.is_full else 'quick'}, seed {job.seed}", flush=True)
-        results = run_audit(subject, checks, seed=job.seed, is_full=job.is_full, on_result=_print_line)
+            subjects = (policy_subject(_with_models(config, job), Path(folder), job.seed, job.is_full),)
+        print(
+            f"auditing {subjects[0].name}, {'full' if job.is_full else 'quick'}, seed {job.seed}", flush=True
+        )
+        results = run_audit(subjects, checks, seed=job.seed, is_full=job.is_full, on_result=_print_line)
     seconds = time.perf_counter() - started
     failed = [result for result in results if result.verdict is Verdict.FAILED]
     _print_table(results, seconds)
     if job.out is not None:
-        _write(job, subject.name, results, seconds)
+        _write(job, subjects[0].name, results, seconds)
     return not failed
 
 

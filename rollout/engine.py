@@ -5,6 +5,7 @@ A run (`run.py`) may be closed half-way: what is still in the engine is then abo
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,6 @@ from rollout.policy_sync import PolicySync
 from rollout.requests import Recording, RolloutRequest
 from rollout.run import Run
 from rollout.sampling import EngineTraits, RequestSampling, prepare_sampling, verify_params
-
 
 STEP_FAULTS = (
     ArithmeticError,
@@ -190,7 +190,7 @@ class RolloutEngine:
 
     def submit(self, request: RolloutRequest, seed: int | None) -> tuple[str, str]:
         """Hand one request to vLLM; returns its id, which outputs name, and vLLM's own, which steps name."""
-        params = request.sampling.params.clone()
+        params = copy.copy(request.sampling.params)  # vLLM makes the deep copy
         params.seed = seed
         prompt = tokens_input(list(request.prompt_token_ids))
         request_id = str(next(self._request_numbers))
@@ -235,7 +235,7 @@ class RolloutEngine:
         recording = Recording()
         yield recording
         rows, counts = self._core.call("end_recording")
-        recording.verifications += [(request_id, tuple(d), tuple(s)) for request_id, d, s in rows]
+        recording.verifications.extend((request_id, tuple(d), tuple(s)) for request_id, d, s in rows)
         recording.counts.update(counts)
 
     def abort(self, request_ids: Sequence[str]) -> None:

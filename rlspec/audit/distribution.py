@@ -94,9 +94,15 @@ def samples_needed(probabilities: Probabilities, alpha: float, error: float = SE
 
 
 def smallest_error_seen(probabilities: Probabilities, num_samples: int, alpha: float) -> float:
-    """The smallest total-variation error, in steps of 0.001, that is found with `POWER`; 1.0 if none is."""
-    errors = (step / 1000 for step in range(1, 1000))
-    return next((e for e in errors if power(probabilities, num_samples, alpha, e) >= POWER), 1.0)
+    """The smallest total-variation error, to 0.001, that is found with `POWER`; 1.0 if none is."""
+    low, high = 0, 1000  # thousandths; power grows with the error
+    while high - low > 1:
+        middle = (low + high) // 2
+        if power(probabilities, num_samples, alpha, middle / 1000) >= POWER:
+            high = middle
+        else:
+            low = middle
+    return high / 1000
 
 
 def uniform_ranks(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlspec.audit.accounting import VerifiedDrafts
-from rlspec.audit.exact import Array
+from rlspec.audit.exact import Array, ExactMarginals, exact_marginals
 from rlspec.config import Config, with_sampling
 from rlspec.metrics import Metrics
 from rlspec.speculation.policies import PolicySpec, fixed_spec, replay_spec
@@ -152,6 +152,7 @@ class Bench:
     is_full: bool
     alpha: float
     plain_greedy: list[Rollout] | None = None
+    _marginals: dict[str, ExactMarginals] = field(default_factory=dict)
 
     @cached_property
     def reference(self) -> ReferenceModel:
@@ -172,6 +173,13 @@ class Bench:
     def tree(self) -> tuple[Array, ...]:
         """Logits after every continuation of the first prompt by up to 3 tokens."""
         return self.reference.tree_logits(self.subject.prompts[0])
+
+    def marginals(self, sampling: Mapping[str, Any]) -> ExactMarginals:
+        """Exact marginals after the first prompt; computed once for each set of parameters."""
+        key = repr(sampling)
+        if key not in self._marginals:
+            self._marginals[key] = exact_marginals(self.tree, sampling)
+        return self._marginals[key]
 
     @contextmanager
     def engine(self, drafter: Drafter, **vllm_args: Any) -> Iterator[AuditEngine]:

@@ -5,7 +5,8 @@ for each drafter: start an engine ─► its checks, the one that changes weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from vllm.plugins import load_general_plugins
 
@@ -33,20 +34,21 @@ ON_EACH_ENGINE: dict[Check, CheckRun] = {
 
 
 def run_audit(
-    subject: Subject, checks: Collection[Check], *, seed: int, is_full: bool, on_result: OnResult
+    subjects: Sequence[Subject], checks: Collection[Check], *, seed: int, is_full: bool, on_result: OnResult
 ) -> list[CheckResult]:
-    """Run checks on a subject; each result is handed to `on_result` as soon as it is known."""
-    bench = Bench(subject, seed, is_full, TOTAL_FALSE_ALARM_RATE / distribution.num_tests(subject))
+    """Run checks on subjects; each result is handed to `on_result` as soon as it is known."""
+    alpha = TOTAL_FALSE_ALARM_RATE / sum(distribution.num_tests(subject) for subject in subjects)
     results: list[CheckResult] = []
-    for result in _results(bench, checks):
+    for result in itertools.chain(
+        _patches() if Check.PATCHES in checks else (),
+        *(_on_subject(Bench(subject, seed, is_full, alpha), checks) for subject in subjects),
+    ):
         results.append(result)
         on_result(result)
     return results
 
 
-def _results(bench: Bench, checks: Collection[Check]) -> Iterator[CheckResult]:
-    if Check.PATCHES in checks:
-        yield from _patches()
+def _on_subject(bench: Bench, checks: Collection[Check]) -> Iterator[CheckResult]:
     for drafter in bench.subject.drafters:
         wanted = {
             check: run for check, run in ON_EACH_ENGINE.items() if check in checks and check in drafter.checks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +26,8 @@ NUM_DRAFT_TOKENS = 3
 """K of every drafter of the tiny subject: tokens 2 to 4 are its draft positions."""
 
 TINY_VOCAB_SIZE = 32
-TINY_LOGIT_STD = 2.5
-"""Peaked enough that the pair of tokens 1 and 2 needs 200,000 samples and not more."""
+TINY_LOGIT_STD = 3.0
+"""Peaked enough that the pair of tokens 1 and 2 needs about 150,000 samples and not more."""
 TINY_DRAFT_NOISE = 0.3
 TINY_HEAD_TOKENS = 8
 """The tiny EAGLE-3 head proposes only the likeliest tokens, so that a random head is accepted at times."""
@@ -46,15 +46,22 @@ TEXTS = (
     "Count to one hundred. " + ", ".join(str(number) for number in range(1, 80)),
 )
 
+MANY_BLOCKS = 290
+"""Tokens of the longest prompt: two blocks of the prefix cache on any platform (128 tokens on CPUs; a drafter
+with the policy's hidden states computes the last one again)."""
+
 TINY_VLLM_ARGS: Mapping[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
-    "max_model_len": 256,
+    "max_model_len": 384,
     "max_num_seqs": 256,
     "max_num_batched_tokens": 8192,
     "kv_cache_memory_bytes": 1 << 27,
     "enable_chunked_prefill": False,
 }
+
+
+Unsupported = Literal["error", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +122,17 @@ class Subject:
         )
 
 
-def tiny_subject(
-    folder: Path, seed: int, *, tied: bool = False, on_unsupported: Literal["error", "plain"] = "error"
-) -> Subject:
+def tiny_subjects(folder: Path, seed: int, on_unsupported: Unsupported) -> tuple[Subject, ...]:
+    """A random policy with every drafter, and one with tied embeddings for what those change: updates."""
+    tied_checks = frozenset({Check.LOGPROBS, Check.WEIGHTS})
+    tied = _tiny_subject("tiny, tied embeddings", folder / "tied", seed, on_unsupported, tied=True)
+    (ngram,) = (drafter for drafter in tied.drafters if drafter.name == "ngram")
+    drafters = (replace(ngram, name="ngram, tied embeddings", checks=tied_checks),)
+    main = _tiny_subject("tiny", folder / "untied", seed, on_unsupported, tied=False)
+    return main, replace(tied, drafters=drafters)
+
+
+def _tiny_subject(name: str, folder: Path, seed: int, on_unsupported: Unsupported, *, tied: bool) -> Subject:
     """A random policy with a vocabulary of 32, its draft models and an EAGLE-3 head, written to a folder."""
     shape = {"vocab_size": TINY_VOCAB_SIZE, "logit_std": TINY_LOGIT_STD, "tie_word_embeddings": tied}
     target = write_tiny_target(folder / "policy", seed=seed, **shape)
@@ -136,7 +151,7 @@ def tiny_subject(
         }
     )
     drafters = _tiny_drafters(target, draft_model, head)
-    return Subject("tiny", str(target), config, drafters, _tiny_prompts(seed), True, str(other))
+    return Subject(name, str(target), config, drafters, _tiny_prompts(seed), True, str(other))
 
 
 def _tiny_drafters(target: Path, draft_model: Path, head: Path) -> tuple[Drafter, ...]:
@@ -236,7 +251,7 @@ def _covering_prompt(seed: int) -> tuple[int, ...]:
 
 def _tiny_prompts(seed: int) -> tuple[tuple[int, ...], ...]:
     generator = np.random.default_rng((seed, 1))
-    lengths = (3, 10, 17, 31, 64, 160)  # the last one fills a block of the prefix cache on any platform
+    lengths = (3, 10, 17, 31, 64, MANY_BLOCKS)
     others = (tuple(generator.integers(2, TINY_VOCAB_SIZE, length).tolist()) for length in lengths)
     return (_covering_prompt(seed), *others)
 
