@@ -28,6 +28,8 @@ from rollout.vllm_support import DISABLE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "docs" / "results" / "audit.json"
+PAGE = ROOT / "docs" / "correctness.md"
+TABLE_BEGIN, TABLE_END = "<!-- defects: written by benchmarks/audit.py -->\n", "<!-- end of defects -->"
 NUM_REPEATS = 20
 TIMEOUT_SECONDS = 3600
 
@@ -87,6 +89,26 @@ class Parts:
         }
 
 
+def defects_table(defects: dict[str, dict[str, int]]) -> str:
+    """Markdown: a row a defect, a column a check."""
+    rows = [
+        ["patch off", *(f"`{check}`" for check in Check)],
+        ["---"] * (len(Check) + 1),
+        *(
+            [f"`{name}`", *(f"**{found[check]}**" if found[check] else "." for check in Check)]
+            for name, found in defects.items()
+        ),
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def write_table(page: Path, table: str) -> None:
+    """Put the table between its two marks."""
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(TABLE_BEGIN)
+    page.write_text(before + TABLE_BEGIN + table + TABLE_END + rest.partition(TABLE_END)[2], encoding="utf-8")
+
+
 def _figures(audit: dict[str, Any]) -> dict[str, Any]:
     return {name: audit[name] for name in ("num_checks", "num_failed", "seconds")}
 
@@ -126,6 +148,7 @@ def main() -> None:
         "num_repeats_failed": sum(run["num_failed"] > 0 for run in found["repeats"]["seeds"]),
     }
     write_result(arguments.out, summary=summary, raw=found, command_line="python benchmarks/audit.py")
+    write_table(PAGE, defects_table(found["defects"]))
     print(summary)
 
 

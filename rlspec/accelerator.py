@@ -140,23 +140,6 @@ class Accelerator:
         self.steps = steps
         return run
 
-    def _prepare(self, prompts: Sequence[EncodedPrompt], sampling: SamplingConfig) -> list[RequestSampling]:
-        """Checked sampling parameters of each prompt; prompts with the same ones share them."""
-        common = self._engine.prepare(sampling)
-        distinct: dict[str, RequestSampling] = {}
-        samplings = []
-        for prompt in prompts:
-            prepared = common
-            if prompt.sampling:
-                own = change_sampling(sampling, prompt.sampling)
-                key = own.model_dump_json()
-                if key not in distinct:
-                    where = f"prompt of group {prompt.group_id}: sampling"
-                    distinct[key] = self._engine.prepare(own, where)
-                prepared = distinct[key]
-            samplings.append(prepared)
-        return samplings
-
     def observe_trainer_logprobs(
         self,
         rollouts: Sequence[Rollout],
@@ -240,6 +223,23 @@ class Accelerator:
         if rejected:
             raise first_error(rejected)
         return self.stream_encoded(accepted, sampling, k_trace=k_trace)
+
+    def _prepare(self, prompts: Sequence[EncodedPrompt], sampling: SamplingConfig) -> list[RequestSampling]:
+        """Checked sampling parameters of each prompt; prompts with the same ones share them."""
+        common = self._engine.prepare(sampling)
+        distinct: dict[str, RequestSampling] = {}
+        samplings = []
+        for prompt in prompts:
+            prepared = common
+            if prompt.sampling:
+                own = change_sampling(sampling, prompt.sampling)
+                key = own.model_dump_json()
+                if key not in distinct:
+                    where = f"prompt of group {prompt.group_id}: sampling"
+                    distinct[key] = self._engine.prepare(own, where)
+                prepared = distinct[key]
+            samplings.append(prepared)
+        return samplings
 
     def _policy_spec(self, k_trace: Sequence[int] | None) -> PolicySpec:
         if k_trace is None:

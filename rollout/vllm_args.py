@@ -93,6 +93,13 @@ def _check_owned(arguments: Mapping[str, Any]) -> None:
             fix = f"Remove it; set instead: {OWNED_BY_RLSPEC[name]}."
             allowed = "vLLM's arguments other than those rlspec sets"
             raise ConfigError(f"engine.vllm_args.{name}", given=arguments[name], allowed=allowed, fix=fix)
+    if arguments.get("enable_lora"):
+        raise ConfigError(
+            "engine.vllm_args.enable_lora",
+            given=True,
+            allowed="false: rlspec gives requests no adapter, so it would change nothing",
+            fix="Merge the adapter into the policy's weights, at start and at each update_policy.",
+        )
     if arguments.get("data_parallel_size", 1) != 1:
         raise ConfigError(
             "engine.vllm_args.data_parallel_size",

@@ -5,7 +5,7 @@ All accepted parameters run in one batch, each request with its own, so that one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ def _cases(bench: Bench, engine: AuditEngine) -> list[Case]:
         Case("min_p", {"temperature": 1.0, "max_tokens": NUM_TOKENS, "min_p": 0.2}, _keeps_min_p),
     ]
     if engine.tokenizer is not None:
-        one, two, three = (engine.tokenizer.decode([plain[i]]) for i in (2, 3, 4))
+        one, two, three = _words(engine.tokenizer, plain)
         stop = {**greedy, "detokenize": True, "stop": [one + two]}
         choice = {
             **greedy,
@@ -107,6 +107,14 @@ def _cases(bench: Bench, engine: AuditEngine) -> list[Case]:
             Case("structured_outputs", choice, _is_a_choice),
         ]
     return cases
+
+
+def _words(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, str, str]:
+    """Texts of three tokens of a response that are still tokens when they are encoded on their own."""
+    texts = [tokenizer.decode([token]) for token in token_ids[2:]]
+    words = [text for text in texts if text.strip() and tokenizer.encode(text, add_special_tokens=False)]
+    one, two, three = (words * 3)[:3]
+    return one, two, three
 
 
 def _honoured(bench: Bench, engine: AuditEngine, cases: list[Case]) -> Iterator[CheckResult]:

@@ -1,0 +1,41 @@
+"""What the docs say of measurements is what the result files hold."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+AUDIT = ROOT / "docs" / "results" / "audit.json"
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    pytest.importorskip("vllm")
+    spec = importlib.util.spec_from_file_location("benchmark_audit", ROOT / "benchmarks" / "audit.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_defects_is_that_of_the_result_file(benchmark: ModuleType) -> None:
+    defects = json.loads(AUDIT.read_text())["raw"]["defects"]
+    page = (ROOT / "docs" / "correctness.md").read_text()
+    assert benchmark.TABLE_BEGIN + benchmark.defects_table(defects) + benchmark.TABLE_END in page
+
+
+def test_every_defect_is_caught_and_the_patched_engine_passes() -> None:
+    result = json.loads(AUDIT.read_text())
+    for name, checks in result["raw"]["defects"].items():
+        assert sum(checks.values()) > 0, name
+    summary = result["summary"]
+    assert (summary["num_failed"], summary["policy_num_failed"], summary["num_repeats_failed"]) == (0, 0, 0)
+    assert summary["num_repeats"] == 20
+    assert summary["unpatched_num_failed"] > 0
+    assert summary["quick_seconds"] < 180
