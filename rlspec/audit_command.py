@@ -29,7 +29,7 @@ class AuditJob:
         is_full: Find errors of 0.02 instead of being quick.
         model, drafter, method: The user's policy and drafter; without a model and a configuration file the
             tiny random policy is audited with every kind of drafter.
-        has_config: A configuration file was given.
+        has_config: A configuration file, or a key of its policy or drafter, was given.
         checks: Names by comma; None is all.
         seed: Of sampling, of K, of the tiny policy.
         out: Where the results go as JSON.
@@ -64,8 +64,7 @@ def run_audit_job(config: Config, job: AuditJob) -> bool:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="rlspec-audit-") as folder:
         if job.model is None and job.drafter is None and job.method is None and not job.has_config:
-            on_unsupported = config.speculation.on_unsupported
-            subjects = tiny_subjects(Path(folder), job.seed, on_unsupported)
+            subjects = tiny_subjects(Path(folder), job.seed, config)
         else:
             subjects = (policy_subject(_with_models(config, job), Path(folder), job.seed, job.is_full),)
         print(

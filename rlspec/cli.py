@@ -144,7 +144,8 @@ def _audit(config: Config, arguments: argparse.Namespace) -> int:
         model=arguments.model,
         drafter=arguments.drafter,
         method=arguments.method,
-        has_config=arguments.config is not None,
+        has_config=arguments.config is not None
+        or any(override.startswith(("policy.", "drafter.")) for override in arguments.set),
         checks=arguments.checks,
         seed=arguments.seed,
         out=arguments.out,

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -59,9 +59,6 @@ TINY_VLLM_ARGS: Mapping[str, Any] = {
     "kv_cache_memory_bytes": 1 << 27,
     "enable_chunked_prefill": False,
 }
-
-
-Unsupported = Literal["error", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +119,23 @@ class Subject:
         )
 
 
-def tiny_subjects(folder: Path, seed: int, on_unsupported: Unsupported) -> tuple[Subject, ...]:
-    """A random policy with every drafter, and one with tied embeddings for what those change: updates."""
+def tiny_subjects(folder: Path, seed: int, config: Config) -> tuple[Subject, ...]:
+    """A random policy with every drafter, and one with tied embeddings for what those change: updates.
+
+    Args:
+        folder: Where they are written.
+        seed: Of their weights.
+        config: How engines are started; `engine.vllm_args` are laid over `TINY_VLLM_ARGS`.
+    """
     tied_checks = frozenset({Check.LOGPROBS, Check.WEIGHTS})
-    tied = _tiny_subject("tiny, tied embeddings", folder / "tied", seed, on_unsupported, tied=True)
+    tied = _tiny_subject("tiny, tied embeddings", folder / "tied", seed, config, tied=True)
     (ngram,) = (drafter for drafter in tied.drafters if drafter.name == "ngram")
     drafters = (replace(ngram, name="ngram, tied embeddings", checks=tied_checks),)
-    main = _tiny_subject("tiny", folder / "untied", seed, on_unsupported, tied=False)
+    main = _tiny_subject("tiny", folder / "untied", seed, config, tied=False)
     return main, replace(tied, drafters=drafters)
 
 
-def _tiny_subject(name: str, folder: Path, seed: int, on_unsupported: Unsupported, *, tied: bool) -> Subject:
+def _tiny_subject(name: str, folder: Path, seed: int, config: Config, *, tied: bool) -> Subject:
     """A random policy with a vocabulary of 32, its draft models and an EAGLE-3 head, written to a folder."""
     shape = {"vocab_size": TINY_VOCAB_SIZE, "logit_std": TINY_LOGIT_STD, "tie_word_embeddings": tied}
     target = write_tiny_target(folder / "policy", seed=seed, **shape)
@@ -142,16 +145,15 @@ def _tiny_subject(name: str, folder: Path, seed: int, on_unsupported: Unsupporte
     draft_model = write_tiny_draft_model(folder / "draft_model", target, seed=seed, noise=TINY_DRAFT_NOISE)
     likely = _likely_tokens(target, _covering_prompt(seed))
     head = write_tiny_eagle3_head(folder / "eagle3", target, seed=seed, draft_token_ids=likely)
-    config = parse_config(
-        {
-            "policy": {"model": str(target)},
-            "speculation": {"on_unsupported": on_unsupported},
-            "engine": {"vllm_args": dict(TINY_VLLM_ARGS)},
-            "observability": {"vllm_log_level": "error"},
-        }
-    )
+    engine = config.engine.model_dump(exclude_unset=True)
+    tree = {
+        "policy": {"model": str(target)},
+        "speculation": {"on_unsupported": config.speculation.on_unsupported},
+        "engine": {**engine, "vllm_args": {**TINY_VLLM_ARGS, **config.engine.vllm_args}},
+        "observability": config.observability.model_dump(),
+    }
     drafters = _tiny_drafters(target, draft_model, head)
-    return Subject(name, str(target), config, drafters, _tiny_prompts(seed), True, str(other))
+    return Subject(name, str(target), parse_config(tree), drafters, _tiny_prompts(seed), True, str(other))
 
 
 def _tiny_drafters(target: Path, draft_model: Path, head: Path) -> tuple[Drafter, ...]:

@@ -15,10 +15,13 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from rlspec.audit.verdicts import Check, CheckResult, Verdict, failed_checks
+from rlspec.config import parse_config
 from rollout import run as rollout_run
 from rollout.audit_runs.run import run_audit
 from rollout.audit_runs.subjects import Subject, tiny_subjects
 from rollout.scheduler import _LiveScheduling
+
+QUIET = parse_config({"observability": {"vllm_log_level": "error"}})
 
 UNDISTURBED = {Check.GREEDY_IDENTITY, Check.ACCOUNTING}
 """What most faults of sampling leave alone."""
@@ -26,7 +29,7 @@ UNDISTURBED = {Check.GREEDY_IDENTITY, Check.ACCOUNTING}
 
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    return tiny_subjects(tmp_path_factory.mktemp("audit"), 0, "error")[0]
+    return tiny_subjects(tmp_path_factory.mktemp("audit"), 0, QUIET)[0]
 
 
 def failing(subject: Subject, drafter: str, checks: Collection[Check]) -> list[Check]:
