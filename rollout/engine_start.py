@@ -23,6 +23,12 @@ from rollout.vllm_support import PatchStatus, installed_vllm_version, require_su
 
 logger = logging.getLogger("rlspec.rollout.engine")
 
+START_FAULTS = (
+    *(AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError),
+    VLLMError,
+)
+"""What vLLM raises when it does not start: refusals of its own, and faults in it."""
+
 NO_ROOM_FOR_KV_CACHE = ("KV cache", "cache blocks", "kv_cache_memory_bytes")
 """How vLLM 0.32 words its refusals when the KV cache does not fit (v1/core/kv_cache_utils.py)."""
 
@@ -118,7 +124,7 @@ def _start_vllm(arguments: dict[str, Any]) -> LLM:
             # vLLM's kernel registration looks at every object of every module, deprecated ones of torch too.
             warnings.filterwarnings("ignore", message=".*torch.distributed.reduce_op", category=FutureWarning)
             return LLM(**arguments)
-    except (ValueError, RuntimeError, OSError, MemoryError, AssertionError, VLLMError) as error:
+    except START_FAULTS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         if any(words in reason for words in NO_ROOM_FOR_KV_CACHE):
             raise EngineError(

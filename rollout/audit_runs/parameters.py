@@ -126,14 +126,14 @@ def _honoured(bench: Bench, engine: AuditEngine, cases: list[Case]) -> Iterator[
         mine = rollouts[index :: len(cases)]
         found = sum((case.verify(bench, rollout, case.sampling) for rollout in mine), Honoured())
         num_drafted = sum(rollout.num_drafted for rollout in mine)
-        verdict = decided(not found.num_wrong) if found.num_decisive else Verdict.SKIPPED
+        proves_nothing = not found.num_decisive and not found.num_wrong
         yield _result(
             engine,
             case.name,
-            verdict,
+            Verdict.SKIPPED if proves_nothing else decided(not found.num_wrong),
             f"{found.num_wrong} of {found.num_tokens} tokens wrong",
             f"{found.num_decisive} tokens at which it matters, {num_drafted} draft tokens verified"
-            f"{'' if found.num_decisive else ': this policy gives it nothing to change'}",
+            f"{': this policy gives it nothing to change' if proves_nothing else ''}",
         )
 
 

@@ -82,11 +82,12 @@ def _cached(
     versions = {after[0].policy_version: reference}
     errors = [error for rollout in after for error in _errors(rollout, versions)]
     tolerance = max_logprob_error(engine)
+    is_right = max(errors) <= tolerance
     num_cached = engine.num_cached_tokens(before[-1].prompt_token_ids)
     return _result(
         engine,
         f"cached prompts, after {mode}",
-        decided(max(errors) <= tolerance) if num_cached else Verdict.SKIPPED,
+        decided(is_right) if num_cached or not is_right else Verdict.SKIPPED,
         f"max |dlogp| = {max(errors):.1e}",
         f"{len(errors)} tokens; a repeated prompt of {len(before[-1].prompt_token_ids)} tokens takes "
         f"{num_cached} from the prefix cache{'' if num_cached else ', so there was nothing to go stale'}",
