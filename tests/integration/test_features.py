@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from rlspec import Accelerator, Config
 from rlspec.config import parse_config
 from rlspec.types import Rollout
 from rollout.reference import ReferenceModel
+from rollout.tiny_models import write_tiny_draft_model, write_tiny_target
 from tests.integration.conftest import REPEATING_PROMPT, TINY_VLLM_ARGS
 
 MAX_LOGPROB_ERROR = 1e-4
@@ -26,6 +28,18 @@ def check_against_reference(rollouts: list[Rollout], reference: ReferenceModel) 
     for rollout in rollouts:
         expected = reference.logprobs(rollout.prompt_token_ids, rollout.completion_token_ids)
         assert rollout.logprobs == pytest.approx(expected, abs=MAX_LOGPROB_ERROR)
+
+
+def config_of(policy: Path, speculative: dict[str, Any], **engine: Any) -> Config:
+    return parse_config(
+        {
+            "policy": {"model": str(policy)},
+            "drafter": {"speculative_config": speculative},
+            "engine": engine,
+            "sampling": {"max_tokens": 24, "ignore_eos": True},
+            "observability": {"vllm_log_level": "error"},
+        }
+    )
 
 
 def test_chunked_prefill(tiny_config: Callable[..., Config], target: Path) -> None:
@@ -59,25 +73,19 @@ def test_mixture_of_experts(tmp_path: Path) -> None:
     with torch.no_grad():
         model.lm_head.weight.normal_(0.0, 0.3)
     model.save_pretrained(tmp_path)
-    config = parse_config(
-        {
-            "policy": {"model": str(tmp_path)},
-            "drafter": {"speculative_config": NGRAM},
-            "engine": {"vllm_args": TINY_VLLM_ARGS},
-            "sampling": {"max_tokens": 24, "ignore_eos": True},
-            "observability": {"vllm_log_level": "error"},
-        }
-    )
+    config = config_of(tmp_path, NGRAM, vllm_args=TINY_VLLM_ARGS)
     with Accelerator(config) as accelerator:
         rollouts = accelerator.generate(PROMPTS, {"temperature": 1.0, "n": 4})
     check_against_reference(rollouts, ReferenceModel(tmp_path))
 
 
 @pytest.mark.slow
-def test_tensor_parallel(tiny_config: Callable[..., Config], target: Path) -> None:
-    config = tiny_config("draft_model", tensor_parallel_size=2)
-    config = config.model_copy(update={"engine": config.engine.model_copy(update={"in_process": False})})
-    with Accelerator(config) as accelerator:
+def test_tensor_parallel(tmp_path: Path) -> None:
+    target = write_tiny_target(tmp_path / "target", hidden_size=128)  # two heads, for two ranks
+    draft = write_tiny_draft_model(tmp_path / "draft", target)
+    speculative = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
+    engine = {"in_process": False, "vllm_args": {**TINY_VLLM_ARGS, "tensor_parallel_size": 2}}
+    with Accelerator(config_of(target, speculative, **engine)) as accelerator:
         rollouts = accelerator.generate(PROMPTS, {"temperature": 1.0, "n": 2})
     check_against_reference(rollouts, ReferenceModel(target))
 
