@@ -1,6 +1,6 @@
 """Runs the correctness audit in every way the docs speak of, and writes docs/results/audit.json.
 
-    full      the tiny policy with every drafter, errors of 0.02 seen (about 25 minutes)
+    full      the tiny policy with every drafter, errors of 0.02 seen (more than half an hour)
     policy    the embedded policy, full
     quick     one quick audit, timed
     unpatched one quick audit with every patch of vLLM off

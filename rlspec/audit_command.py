@@ -73,9 +73,9 @@ def run_audit_job(config: Config, job: AuditJob) -> bool:
         results = run_audit(subjects, checks, seed=job.seed, is_full=job.is_full, on_result=_print_line)
     seconds = time.perf_counter() - started
     failed = [result for result in results if result.verdict is Verdict.FAILED]
-    _print_table(results, seconds)
+    _print_table(results, checks, seconds)
     if job.out is not None:
-        _write(job, subjects[0].name, results, seconds)
+        _write(job, subjects[0].name, results, checks, seconds)
     return not failed
 
 
@@ -99,6 +99,9 @@ def parse_checks(names: str | None) -> list[Check]:
 def _with_models(config: Config, job: AuditJob) -> Config:
     """The configuration with the policy and drafter of the command line."""
     tree = config.model_dump(exclude_unset=True)
+    if job.drafter is not None and not Path(job.drafter).is_dir():
+        fix = "Name the drafter's checkpoint."
+        raise InputError("--drafter", given=job.drafter, allowed="a directory", fix=fix)
     if job.model is not None:
         tree["policy"] = {**tree.get("policy", {}), "model": job.model}
     if job.method is not None or job.drafter is not None:
@@ -119,7 +122,7 @@ def _print_line(result: CheckResult) -> None:
     print(f"{result.verdict:8} {result.check:20} {result.case}: {result.statistic}", flush=True)
 
 
-def _print_table(results: Sequence[CheckResult], seconds: float) -> None:
+def _print_table(results: Sequence[CheckResult], checks: Sequence[Check], seconds: float) -> None:
     rows = [
         (
             result.check.value,
@@ -135,22 +138,33 @@ def _print_table(results: Sequence[CheckResult], seconds: float) -> None:
     print_rows(f"rlspec audit, {provenance.now()}, {provenance.hardware()}", headers, rows)
     for result in results:
         if result.verdict in (Verdict.FAILED, Verdict.SKIPPED):
-            print(f"{result.verdict}: {result.check}, {result.case}: {result.detail}. {result.fix}")
+            print(
+                f"{result.verdict}: {result.check}, {result.case}: {result.detail.rstrip('.')}. {result.fix}"
+            )
     counts = {verdict: sum(result.verdict is verdict for result in results) for verdict in Verdict}
     rate = sum(result.false_alarm_rate for result in results)
     print(", ".join(f"{count} {verdict.value}" for verdict, count in counts.items()))
-    print(f"a correct engine fails at most {rate:.0e} of such audits; {seconds:.0f} s")
+    if counts[Verdict.REFUSED]:
+        print("refused: rejected by name before anything is drawn, which is safe; --out has each reason")
+    missing = [check.value for check in Check if check not in checks]
+    if missing:
+        print(f"NOT run: {', '.join(missing)}")
+    chance = f"at most {rate:.0e} of such audits" if rate else "no such audit"
+    print(f"a correct engine fails {chance}; {seconds:.0f} s")
 
 
-def _write(job: AuditJob, subject: str, results: Sequence[CheckResult], seconds: float) -> None:
+def _write(
+    job: AuditJob, subject: str, results: Sequence[CheckResult], checks: Sequence[Check], seconds: float
+) -> None:
     assert job.out is not None
     tree = {
         "subject": subject,
         "mode": "full" if job.is_full else "quick",
         "seed": job.seed,
         "seconds": seconds,
+        "checks_run": [check.value for check in checks],
         "num_checks": len(results),
-        "num_failed": sum(result.verdict is Verdict.FAILED for result in results),
+        **{f"num_{verdict.value}": sum(r.verdict is verdict for r in results) for verdict in Verdict},
         "command": provenance.command(),
         "versions": provenance.versions(),
         "hardware": provenance.hardware(),

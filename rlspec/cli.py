@@ -102,7 +102,14 @@ def _add_rollout(
 def _add_audit(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser
 ) -> None:
-    audit = commands.add_parser("audit", parents=[shared], help="is speculation lossless on this machine?")
+    audit = commands.add_parser(
+        "audit",
+        parents=[shared],
+        help="is speculation lossless on this machine?",
+        epilog="exit code 0: nothing failed (refused is safe, skipped says why); 1: a check failed; 2: not "
+        "accepted. docs/correctness.md says what each check does and how long it takes. Without --model and "
+        "without a policy in --config or --set, the tiny random policy is audited.",
+    )
     audit.add_argument("--full", action="store_true", help="sees smaller errors; takes longer")
     audit.add_argument("--model", help="a directory, or `embedded`, instead of the tiny random policy")
     audit.add_argument("--drafter", help="its drafter's directory; without it the configuration's drafter")

@@ -230,6 +230,14 @@ class Config(Section):
         return self.drafter.max_draft_tokens if k is None else k
 
 
+NOT_OURS = {
+    "sampling.logprobs": "The logprob of each sampled token always comes back.",
+    "sampling.prompt_logprobs": "Take them from the trainer.",
+    "sampling.output_kind": "`stream` yields each response when it has ended.",
+}
+"""Keys that users of vLLM look for, and what there is instead."""
+
+
 def parse_config(tree: Mapping[str, Any]) -> Config:
     """Validate a nested mapping; the first fault is raised as a `ConfigError` naming its key."""
     try:
@@ -266,7 +274,8 @@ def _first_fault(error: ValidationError) -> ConfigError:
     key = ".".join(path) or "config"
     if fault["type"] == "extra_forbidden":
         section = _section_at(path[:-1])
-        fix = f"Remove it or correct its name. {nearest(path[-1], section.model_fields)}"
+        hint = NOT_OURS.get(key) or nearest(path[-1], section.model_fields)
+        fix = f"Remove it or correct its name. {hint}"
         return ConfigError(key, given=fault["input"], allowed="no such key", fix=fix)
     fix = "`rlspec config show` explains each key."
     return ConfigError(key, given=fault["input"], allowed=str(fault["msg"]), fix=fix)

@@ -238,6 +238,10 @@ class RolloutEngine:
         recording.verifications.extend((request_id, tuple(d), tuple(s)) for request_id, d, s in rows)
         recording.counts.update(counts)
 
+    def drop(self, request_ids: Sequence[str]) -> None:
+        """Take some requests out of vLLM; the others go on."""
+        self._llm.llm_engine.abort_request(list(request_ids))
+
     def abort(self, request_ids: Sequence[str]) -> None:
         """Drop requests that have not finished."""
         self._llm.llm_engine.abort_request(list(request_ids))

@@ -78,7 +78,15 @@ class Run:
                 self._engine.metrics.count_skipped("aborted_requests", num_dropped)
 
     def drain(self) -> int:
-        """Finish what is in flight, hand nothing new to vLLM; returns how many requests that was."""
+        """Finish what has begun, hand nothing new to vLLM; returns how many requests that was.
+
+        Requests without a token yet wait again: they are drawn under the new policy.
+        """
+        self._fetch_steps()
+        waiting = [request_id for request_id, record in self._in_flight.items() if not record.num_tokens]
+        self._engine.drop(waiting)
+        again = [self._forget(request_id).request for request_id in waiting]
+        self._requests = itertools.chain(again, self._requests)
         num_requests = len(self._in_flight)
         while self._in_flight:
             self._advance()

@@ -142,7 +142,7 @@ def check_sampling(sampling: SamplingConfig, engine: EngineTraits, where: str) -
             without a tokenizer; a token id that the policy does not have; and the like.
     """
     if sampling.n > 1 and sampling.temperature == 0.0:
-        fix = f"Set {where}.n to 1 or raise {where}.temperature."
+        fix = f"Raise {where}.temperature, or set sampling.n to 1."
         raise InputError(f"{where}.n", given=sampling.n, allowed="1 at temperature 0 (greedy)", fix=fix)
     if 0.0 < sampling.temperature < MIN_TEMPERATURE:
         allowed = f"0 (greedy), or {MIN_TEMPERATURE} and more: vLLM raises smaller ones to it"

@@ -127,6 +127,9 @@ class DriftReport:
 
     Attributes:
         num_rollouts, num_tokens: Compared in the window.
+        num_last_tokens, last_mean_abs: Tokens of the last call and their mean |difference|. The last call is
+            judged on its own, too, when it has enough tokens; where only it crosses a threshold, the figure
+            below is its.
         mean_abs: Mean |difference|.
         max_abs: Largest |difference|.
         mean_signed: Mean difference. Near -KL(engine || trainer): 0 or a little below.
@@ -142,6 +145,8 @@ class DriftReport:
 
     num_rollouts: int
     num_tokens: int
+    num_last_tokens: int
+    last_mean_abs: float
     mean_abs: float
     max_abs: float
     mean_signed: float
@@ -162,6 +167,7 @@ class DriftReport:
                 f"{self.num_tokens} tokens of {self.num_rollouts} rollouts, trainer - engine in nats:",
                 f"  mean absolute {self.mean_abs:.4g}, maximum {self.max_abs:.4g}, "
                 f"mean signed {self.mean_signed:.4g}",
+                f"  last call: {self.num_last_tokens} tokens, mean absolute {self.last_mean_abs:.4g}",
                 f"  effective sample size {self.effective_sample_size:.4f}, KL (k3) {self.k3_kl:.4g}",
                 f"  versions (tokens): {served}; {differing}",
                 f"  worst: {self.worst}",

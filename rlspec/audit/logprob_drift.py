@@ -53,6 +53,11 @@ def k3_kl(differences: Floats) -> float:
     return float(np.maximum(terms, 0.0).mean())
 
 
+MIN_LAST_TOKENS = 64
+"""A call with fewer tokens is judged with the window only: with a spread of 0.03 nats, the mean of 64 tokens
+lies within 0.01 of its own mean more often than 99 times of 100."""
+
+
 class LogprobDrift:
     """Compares logprobs of the engine and of the trainer, and judges the newest of them.
 
@@ -89,15 +94,21 @@ class LogprobDrift:
         num_tokens = sum(len(one.engine) for one in self._window)
         while num_tokens > self._config.window_tokens and len(self._window) > len(compared):
             num_tokens -= len(self._window.popleft().engine)
-        return self._report()
+        return self._report(sum(len(one.engine) for one in compared))
 
-    def _report(self) -> DriftReport:
+    def _report(self, num_last: int) -> DriftReport:
+        """The report; `num_last` tokens at the end of the window came with the last call."""
         window = list(self._window)
         differences = np.concatenate([one.trainer - one.engine for one in window])
         version_gaps = np.concatenate([one.version_gaps for one in window])
         is_other = version_gaps != 0
         figures = _figures(differences)
         crossed = self._beyond(figures)
+        last = _figures(differences[-num_last:])
+        if num_last >= MIN_LAST_TOKENS:  # a bad batch must not hide among good ones of the window
+            beyond = self._beyond(last)
+            figures |= {name: last[name] for name in beyond if name not in crossed}
+            crossed |= beyond
         crossings = tuple(
             Crossing(statistic, figures[statistic], threshold, statistic not in self._crossed)
             for statistic, threshold in crossed.items()
@@ -111,6 +122,8 @@ class LogprobDrift:
         return DriftReport(
             num_rollouts=len(window),
             num_tokens=len(differences),
+            num_last_tokens=num_last,
+            last_mean_abs=last[DriftStatistic.MEAN_ABS],
             mean_abs=figures[DriftStatistic.MEAN_ABS],
             max_abs=figures[DriftStatistic.MAX_ABS],
             mean_signed=float(differences.mean()),

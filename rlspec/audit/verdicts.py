@@ -37,7 +37,7 @@ TOTAL_FALSE_ALARM_RATE = 1e-3
 of it (Bonferroni, so the tests need not be independent)."""
 
 FIXES: dict[Check, str] = {
-    Check.PATCHES: "Unset RLSPEC_DISABLE_PATCHES, and install a tested vLLM.",
+    Check.PATCHES: "Unset RLSPEC_DISABLE_PATCHES, or install a tested vLLM.",
     Check.DISTRIBUTION: "Do not speculate at temperature > 0 on this build: rlspec rollout with "
     "drafter.speculative_config=null samples as stock vLLM does; report the build.",
     Check.GREEDY_IDENTITY: "Do not speculate on this build; report it with the prompt and position.",

@@ -80,7 +80,7 @@ def _on_engines(
                 statistic="engine failed",
                 threshold="an engine that starts and runs",
                 false_alarm_rate=0.0,
-                detail=str(error),
+                detail=f"{error} Where a line of `patches` failed, that is the cause, not the policy",
             )
 
 
@@ -96,5 +96,7 @@ def _patches() -> Iterator[CheckResult]:
             statistic="applied" if status.applied else "not applied",
             threshold="the behaviour is right",
             false_alarm_rate=0.0,
-            detail=f"{status.fault} Symptom: {symptoms[status.name]}" if status.fault else "as it should be",
+            detail=f"{status.fault} Symptom: {symptoms[status.name].rstrip('.')}"
+            if status.fault
+            else "as it should be",
         )

@@ -188,6 +188,19 @@ def test_window_forgets_whole_rollouts_but_none_of_the_last_call() -> None:
     assert (whole.num_tokens, whole.num_rollouts) == (10, 5)
 
 
+def test_a_bad_call_does_not_hide_among_good_ones() -> None:
+    auditor = drift(max_abs=None)
+    values = [-1.5] * 64
+    for _ in range(50):
+        assert auditor.observe([rollout(values)], [values]).verdict.passed
+    bad = auditor.observe([rollout(values)], [[-1.0] * 64])
+    assert (bad.num_last_tokens, bad.last_mean_abs) == (64, pytest.approx(0.5))
+    assert DriftStatistic.MEAN_ABS in crossed(bad)
+    assert auditor.observe([rollout(values)], [values]).verdict.passed
+    few = auditor.observe([rollout(values[:8])], [[-1.0] * 8])
+    assert few.verdict.passed  # too few tokens to judge on their own
+
+
 def test_a_crossing_is_new_once_and_again_after_recovery() -> None:
     auditor, metrics = drift(window_tokens=1), Metrics()
 
