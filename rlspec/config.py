@@ -113,8 +113,8 @@ class SpeculationConfig(Section):
     on_unsupported: Literal["error", "plain"] = Field(
         "error",
         description="Sampling parameters that cannot be honoured for draft tokens (min_p, logit_bias, "
-        "min_tokens; a seed when drafts are sampled): `error` refuses them; `plain` draws those requests without drafts, at K = 0, beside "
-        "others that speculate.",
+        "min_tokens; a seed when drafts are sampled): `error` refuses them; `plain` draws those requests "
+        "without drafts, at K = 0, beside others that speculate.",
     )
 
 

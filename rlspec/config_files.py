@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -46,6 +46,12 @@ def describe_config(config: Config) -> str:
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     """Refuses a key that is given twice, where YAML would silently take the last one."""
+
+    # No key is a date, and versions are often named by one.
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """As in yaml, after a look at the keys."""
