@@ -199,7 +199,7 @@ def test_an_update_to_the_same_weights_changes_no_token(
 
 
 class Meddling(list):  # type: ignore[type-arg]
-    """Prompts that update the policy while the engine takes them; the first look, at their sampling, does not."""
+    """Prompts that update the policy when the engine takes them, which is the second look at them."""
 
     accelerator: Accelerator
     path: Path
