@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -47,12 +47,6 @@ def describe_config(config: Config) -> str:
 class _UniqueKeyLoader(yaml.SafeLoader):
     """Refuses a key that is given twice, where YAML would silently take the last one."""
 
-    # No key is a date, and versions are often named by one.
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """As in yaml, after a look at the keys."""
         own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -63,6 +57,13 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                     problem=f"key {key!r} is given twice", problem_mark=node.start_mark
                 )
         return super().construct_mapping(node, deep)
+
+
+# No key is a date, and versions are often named by one. A dict of our own: others change SafeLoader's.
+_UniqueKeyLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
