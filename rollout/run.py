@@ -83,10 +83,9 @@ class Run:
         Requests without a token yet wait again: they are drawn under the new policy.
         """
         self._fetch_steps()
-        waiting = [request_id for request_id, record in self._in_flight.items() if not record.num_tokens]
+        waiting = self._without_tokens()
         self._engine.drop(waiting)
-        again = [self._forget(request_id).request for request_id in waiting]
-        self._requests = itertools.chain(again, self._requests)
+        self._begin_again(waiting)
         num_requests = len(self._in_flight)
         while self._in_flight:
             self._advance()
@@ -107,13 +106,12 @@ class Run:
             How many responses were cut, and how many requests wait again.
         """
         begun = [record.internal_id for record in self._in_flight.values() if record.num_tokens]
-        waiting = [request_id for request_id, record in self._in_flight.items() if not record.num_tokens]
+        waiting = self._without_tokens()
         outputs = self._engine.partial_outputs(begun)
         self._engine.abort(list(self._in_flight))
         self._finish(outputs)
-        again = [self._forget(request_id).request for request_id in waiting]
-        self._requests = itertools.chain(again, self._requests)
-        return len(outputs), len(again)
+        self._begin_again(waiting)
+        return len(outputs), len(waiting)
 
     def go_on_under(self, policy_version: int) -> int:
         """Count what is sampled from now on as this version's; returns how many requests go on."""
@@ -183,6 +181,14 @@ class Run:
                     self._in_flight[self._request_ids[internal_id]].add_step(*counts)
         self._engine.metrics.observe_steps(steps)
         self._on_steps(steps)
+
+    def _without_tokens(self) -> list[str]:
+        return [request_id for request_id, record in self._in_flight.items() if not record.num_tokens]
+
+    def _begin_again(self, request_ids: Sequence[str]) -> None:
+        """Put requests that vLLM no longer has before those that it never had."""
+        again = [self._forget(request_id).request for request_id in request_ids]
+        self._requests = itertools.chain(again, self._requests)
 
     def _forget(self, request_id: str) -> InFlight:
         record = self._in_flight.pop(request_id)

@@ -13,6 +13,7 @@ from rlspec.audit.greedy_identity import TIE_TOLERANCE, first_differences, judge
 from rlspec.audit.verdicts import Check, CheckResult, Verdict, decided
 from rlspec.types import Rollout
 from rollout.audit_runs.bench import AuditEngine, Bench
+from rollout.reference import ReferenceModel
 
 GREEDY = {"temperature": 0.0, "max_tokens": 40}
 NUM_TOKENS = 24
@@ -119,17 +120,17 @@ def max_logprob_error(engine: AuditEngine) -> float:
 
 
 def logprob_errors(
-    bench: Bench, rollouts: Sequence[Rollout], sampling: Mapping[str, Any], is_raw: bool
+    reference: ReferenceModel,
+    prefix: Sequence[int],
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    sampling: Mapping[str, Any],
 ) -> list[float]:
-    """|dlogp| of every token to the reference."""
-    errors: list[float] = []
-    for rollout in rollouts:
-        tokens = list(rollout.completion_token_ids)
-        logits = bench.reference.completion_logits(rollout.prompt_token_ids, tokens)
-        expected = probabilities(logits, **({"temperature": 1.0} if is_raw else sampling))
-        with np.errstate(divide="ignore"):
-            logprobs = np.log(expected[np.arange(len(tokens)), tokens])
-        errors += np.abs(np.array(rollout.logprobs) - logprobs).tolist()
+    """|dlogp| to the reference of each token after a prefix, under these sampling parameters."""
+    exact = probabilities(reference.completion_logits(prefix, tokens), **sampling)
+    with np.errstate(divide="ignore"):  # an impossible token is infinitely wrong
+        expected = np.log(exact[np.arange(len(tokens)), list(tokens)])
+    errors: list[float] = np.abs(np.array(logprobs) - expected).tolist()
     return errors
 
 
@@ -137,7 +138,14 @@ def _logprobs(bench: Bench, engine: AuditEngine, sampling: Mapping[str, Any], is
     drawn = engine.draw(
         bench.subject.prompts, {**sampling, "max_tokens": NUM_TOKENS}, num_samples=2, random_k=True
     )
-    errors = logprob_errors(bench, drawn.rollouts, sampling, is_raw)
+    shown = {"temperature": 1.0} if is_raw else sampling
+    errors = [
+        error
+        for rollout in drawn.rollouts
+        for error in logprob_errors(
+            bench.reference, rollout.prompt_token_ids, rollout.completion_token_ids, rollout.logprobs, shown
+        )
+    ]
     tolerance = max_logprob_error(engine)
     names = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
     return CheckResult(

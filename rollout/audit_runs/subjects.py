@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rlspec.audit.exact import probabilities
 from rlspec.audit.verdicts import Check
 from rlspec.config import Config, parse_config
 from rlspec.errors import ModelError
@@ -263,6 +264,6 @@ def _likely_tokens(target: Path, prompt: Sequence[int]) -> list[int]:
     from rollout.reference import ReferenceModel
 
     logits_TV = ReferenceModel(target).completion_logits(prompt[:1], prompt[1:])
-    probabilities_TV = np.exp(logits_TV - np.logaddexp.reduce(logits_TV, axis=-1, keepdims=True))
+    probabilities_TV = probabilities(logits_TV, temperature=1.0)
     order = np.argsort(-probabilities_TV.mean(axis=0))
     return sorted(order[:TINY_HEAD_TOKENS].tolist())

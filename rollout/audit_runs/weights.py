@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from rlspec.audit.exact import probabilities
 from rlspec.audit.verdicts import Check, CheckResult, Verdict, decided
 from rlspec.config import InFlightMode
 from rlspec.types import FinishReason, Rollout
 from rollout.audit_runs.bench import AuditEngine, Bench
-from rollout.audit_runs.exactness import max_logprob_error
+from rollout.audit_runs.exactness import logprob_errors, max_logprob_error
 from rollout.reference import ReferenceModel
 
 SAMPLING: Mapping[str, Any] = {"temperature": 1.0}
@@ -103,9 +100,8 @@ def _errors(rollout: Rollout, versions: Mapping[int, ReferenceModel]) -> list[fl
     for span in rollout.policy_spans:
         end = begin + span.num_tokens
         prefix = [*rollout.prompt_token_ids, *tokens[:begin]]
-        logits = versions[span.policy_version].completion_logits(prefix, tokens[begin:end])
-        exact = probabilities(logits, **SAMPLING)[np.arange(end - begin), tokens[begin:end]]
-        errors += np.abs(np.array(rollout.logprobs[begin:end]) - np.log(exact)).tolist()
+        reference, logprobs = versions[span.policy_version], rollout.logprobs[begin:end]
+        errors += logprob_errors(reference, prefix, tokens[begin:end], logprobs, SAMPLING)
         begin = end
     return errors
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +11,6 @@ from rlspec.audit_command import AuditJob, parse_checks, run_audit_job
 from rlspec.cli import main
 from rlspec.config import Config
 from rlspec.errors import ConfigError, InputError
-
-
-@pytest.fixture(autouse=True)
-def _restored_logger() -> Iterator[None]:
-    logger = logging.getLogger("rlspec")
-    before = (logger.handlers, logger.level, logger.propagate)
-    yield
-    logger.handlers, logger.level, logger.propagate = before
 
 
 def result(check: Check, verdict: Verdict) -> CheckResult:

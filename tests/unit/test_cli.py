@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +11,6 @@ from rlspec.cli import EXIT_INTERRUPTED, EXIT_REFUSED, main
 from rlspec.config import Config, parse_config
 from rlspec.config_files import load_config
 from rlspec.rollout_command import RolloutJob
-
-
-@pytest.fixture(autouse=True)
-def _restore_logger() -> Iterator[None]:
-    logger = logging.getLogger("rlspec")
-    before = (logger.handlers, logger.level, logger.propagate)
-    yield
-    logger.handlers, logger.level, logger.propagate = before
 
 
 def test_config_show_prints_what_load_config_reads(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,6 @@ import pytest
 from rlspec.logs import configure_logs
 
 
-@pytest.fixture(autouse=True)
-def _restore_logger() -> object:
-    logger = logging.getLogger("rlspec")
-    before = (logger.handlers, logger.level, logger.propagate)
-    yield
-    logger.handlers, logger.level, logger.propagate = before
-
-
 def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("info", "json")
     try:
