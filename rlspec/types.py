@@ -27,8 +27,41 @@ class Reason(StrEnum):
 
     OFF = "off"
     FIXED = "fixed"
+    TABLE = "table"
     REPLAYED = "replayed"
     REPLAY_EXHAUSTED = "replay_exhausted"
+    PAYS = "pays"
+    PLAIN_IS_FASTER = "plain_is_faster"
+    HELD = "held"
+    EXPLORING = "exploring"
+    COOLING_DOWN = "cooling_down"
+    DRAFTER_UNHEALTHY = "drafter_unhealthy"
+    CONTROLLER_FAILED = "controller_failed"
+    NO_ROOM = "no_room"
+
+
+class EventKind(StrEnum):
+    """What a person should hear of at once."""
+
+    FLOOR_BROKEN = "floor_broken"
+    DRAFTER_COLLAPSED = "drafter_collapsed"
+    DRAFTER_RECOVERED = "drafter_recovered"
+    CONTROLLER_FAILED = "controller_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in the scheduler and that is logged, counted and kept.
+
+    Attributes:
+        kind: What happened.
+        step_index: In which step of the run.
+        text: The numbers behind it, and what was done.
+    """
+
+    kind: EventKind
+    step_index: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +87,53 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the scheduler knows when K is chosen for a step.
+    """What the scheduler knows when K is chosen for a step. The columns have one entry a request.
 
     Attributes:
         step_index: Counts the engine steps of this run, from 0.
-        batch_size: Requests scheduled in this step.
         num_waiting: Requests that wait for a place in the batch.
+        num_scheduled_tokens: Tokens the target model computes in this step (prompt chunks, drafts included).
+        request_ids: The engine's request ids.
+        context_lengths: Tokens of prompt and response before this step's output.
+        num_room: Draft tokens that the request can use in its next step at most, so that neither its
+            `max_tokens` nor the model's length is passed; 0 in an unfinished prefill and for a request
+            that is drawn plain.
     """
 
     step_index: int
-    batch_size: int
     num_waiting: int
+    num_scheduled_tokens: int
+    request_ids: tuple[str, ...]
+    context_lengths: tuple[int, ...]
+    num_room: tuple[int, ...]
+
+    @property
+    def batch_size(self) -> int:
+        """Requests in this step."""
+        return len(self.request_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """K for one step: how many tokens the drafter proposes for each request, and why."""
+    """K for one step: how many tokens the drafter proposes for each request, and why.
+
+    Attributes:
+        num_draft_tokens: K.
+        reason: Why.
+        caps: The most draft tokens that each request of the `Load` gets verified; None is K for all.
+        expected_tokens: Tokens a request and step that K is expected to give in the steady state; 0: unknown.
+        expected_seconds: Step seconds expected of it, verification and drafting; 0: unknown.
+        plain_seconds: Step seconds expected of K = 0; 0: unknown.
+        predicted_seconds: Seconds expected of this very step, whose drafts were chosen before; 0: unknown.
+    """
 
     num_draft_tokens: int
     reason: Reason
+    caps: tuple[int, ...] | None = None
+    expected_tokens: float = 0.0
+    expected_seconds: float = 0.0
+    plain_seconds: float = 0.0
+    predicted_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +149,9 @@ class StepFacts:
         num_draft_tokens: K decided in this step. The tokens it lets the drafter propose are
             verified in the next step of the request.
         reason: Why K was chosen.
+        expected_tokens, expected_seconds, plain_seconds, predicted_seconds: Of the `Decision`.
         request_ids: The engine's request ids.
+        num_offered: Draft tokens that the request's step before let it have: K or its cap; 0 for a new one.
         num_drafted: Draft tokens verified in this step, by request.
         num_accepted: How many of them were accepted; always the first ones.
         num_emitted: Tokens the response got in this step: accepted + 1, fewer where a stop or the length
@@ -103,7 +166,12 @@ class StepFacts:
     num_waiting: int
     num_draft_tokens: int
     reason: Reason
+    expected_tokens: float
+    expected_seconds: float
+    plain_seconds: float
+    predicted_seconds: float
     request_ids: tuple[str, ...]
+    num_offered: tuple[int, ...]
     num_drafted: tuple[int, ...]
     num_accepted: tuple[int, ...]
     num_emitted: tuple[int, ...]

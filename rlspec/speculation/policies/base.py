@@ -1,7 +1,8 @@
-"""Owns the interface of a draft-length policy: who decides K."""
+"""Owns the two interfaces of a decision: who decides K, and who only chooses among the K of an outlook."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from rlspec.types import Decision, Load, StepFacts
@@ -19,4 +20,72 @@ class DraftLengthPolicy(Protocol):
 
     def observe(self, facts: StepFacts) -> None:
         """Learn from one finished step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is expected of each K at the present batch if it stays: entry k of a column is K = k, from 0.
+
+    Attributes:
+        batch_size: Requests that would be verified.
+        num_draft_tokens: K of the step before.
+        tokens: Expected tokens a request and step; entry 0 is 1.0, entries rise.
+        verify_seconds: The target's part of a step, with the draft tokens that K gives it to verify.
+        draft_seconds: The drafter's part of a step; entry 0 is what an idle drafter costs.
+    """
+
+    batch_size: int
+    num_draft_tokens: int
+    tokens: tuple[float, ...]
+    verify_seconds: tuple[float, ...]
+    draft_seconds: tuple[float, ...]
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The largest K that may be chosen."""
+        return len(self.tokens) - 1
+
+    def step_seconds(self, k: int) -> float:
+        """Seconds of a step at K = k."""
+        return self.verify_seconds[k] + self.draft_seconds[k]
+
+    def goodput(self, k: int) -> float:
+        """Tokens a request and second at K = k."""
+        return self.tokens[k] / self.step_seconds(k)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A step that verified the drafts of a K and drafted with the same K: what that K is worth.
+
+    Attributes:
+        batch_size: Requests in the step.
+        num_draft_tokens: K.
+        num_emitted: Tokens that all responses got.
+        num_drafted: Draft tokens verified.
+        num_accepted: Of them accepted.
+        step_seconds: Seconds of the step.
+    """
+
+    batch_size: int
+    num_draft_tokens: int
+    num_emitted: int
+    num_drafted: int
+    num_accepted: int
+    step_seconds: float
+
+
+class Chooser(Protocol):
+    """Chooses K; what surrounds the choice (exploration, switch price, floor, health) is the controller's."""
+
+    explores: bool
+    """Whether it tries other K itself; the controller then leaves exploring to it."""
+
+    def choose(self, outlook: Outlook) -> int:
+        """K, from 0 to `outlook.max_draft_tokens`."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a finished step."""
         ...
