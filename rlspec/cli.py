@@ -1,4 +1,4 @@
-"""Owns the command line: `rlspec rollout | demo | audit | config | env`, and the exit codes.
+"""Owns the command line: `rlspec rollout | demo | explain | audit | config | env`, and the exit codes.
 
 0 done; 1 a check failed (the audit, or the demo, which found a token that speculation changed);
 2 something given was not accepted; 130 interrupted (finished groups are on disk).
@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--runs", type=Path, default=Path("runs"), help="folder for results (default: runs)")
     # Two engines print every warning twice.
     demo.set_defaults(run=_demo, preset=["observability.vllm_log_level=error"])
+    _add_explain(commands, shared)
     _add_audit(commands, shared)
     commands.add_parser(
         "env", parents=[shared], help='OpenMP settings for programs with a CPU engine: eval "$(rlspec env)"'
@@ -97,6 +98,19 @@ def _add_rollout(
     )
     rollout.add_argument("--k-trace", type=Path, help="replay K of each step from the .meta.json of a run")
     rollout.set_defaults(run=_rollout)
+
+
+def _add_explain(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser
+) -> None:
+    explain = commands.add_parser(
+        "explain", parents=[shared], help="which K was chosen when, why, and what it saved"
+    )
+    explain.add_argument("recording", type=Path, metavar="RUN", help="folder of a run, or its steps.jsonl")
+    explain.add_argument("--out", type=Path, help="the page with plots (default: explain.html beside it)")
+    explain.add_argument("--rows", type=int, help="rows of the timeline at most")
+    explain.add_argument("--json", type=Path, help="write summary and timeline as JSON")
+    explain.set_defaults(run=_explain)
 
 
 def _add_audit(
@@ -140,6 +154,13 @@ def _demo(config: Config, arguments: argparse.Namespace) -> int:
 
     restart_with_openmp()
     return 0 if run_demo(config, arguments.runs) else EXIT_CHECK_FAILED
+
+
+def _explain(config: Config, arguments: argparse.Namespace) -> int:
+    from rlspec.explain_command import ExplainJob, run_explain
+
+    run_explain(ExplainJob(arguments.recording, arguments.out, arguments.rows, arguments.json))
+    return 0
 
 
 def _audit(config: Config, arguments: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from rlspec.console import print_table, progress
 from rlspec.report import ArmReport, comparison_rows, write_report
 from rlspec.rollout_files import RolloutWriter
 from rlspec.statistics import concatenate, summarise
+from rlspec.step_files import STEPS, StepWriter
 from rlspec.types import Rollout, StepFacts
 
 NUM_PROMPTS = 8
@@ -62,7 +63,7 @@ class _Arm:
 
 
 def run_demo(config: Config, runs: Path) -> bool:
-    """Run the demo and write `runs/<time>/rollouts.jsonl` and `report.html`.
+    """Run the demo and write `runs/<time>/rollouts.jsonl`, `report.html` and `steps.jsonl`.
 
     Args:
         config: The speculating arm; the plain one is the same without a drafter.
@@ -79,10 +80,14 @@ def run_demo(config: Config, runs: Path) -> bool:
         arms = [_Arm("plain", plain), _Arm("speculating", speculating)]
         for arm in arms:  # The first steps allocate; they are not measured.
             arm.accelerator.generate(["Hello"], {"max_tokens": 8, "n": 1})
-        with RolloutWriter(folder / "rollouts.jsonl", group_size=GROUP_SIZE) as writer:
+        with (
+            RolloutWriter(folder / "rollouts.jsonl", group_size=GROUP_SIZE) as writer,
+            StepWriter(folder / STEPS) as step_writer,
+        ):
             for round_index in range(NUM_ROUNDS):
                 for arm in arms:
                     writer.write_groups(arm.run(round_index))
+                step_writer.write(speculating.steps)
         verdict = _greedy_identity(plain, speculating)
     _report(folder, [arm.report() for arm in arms], verdict, time.perf_counter() - started)
     return verdict.passed
@@ -123,4 +128,4 @@ def _report(folder: Path, arms: Sequence[ArmReport], verdict: GreedyVerdict, sec
     print_table(title, [arm.name for arm in arms], comparison_rows(arms))
     for note in notes:
         print(note)
-    print(f"{folder / 'rollouts.jsonl'}\n{folder / 'report.html'}")
+    print(f"{folder / 'rollouts.jsonl'}\n{folder / 'report.html'}\nrlspec explain {folder}")

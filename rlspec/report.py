@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlspec.errors import missing_extra
+from rlspec.plots import NUM_WINDOWS, draw_svg, render_page
 from rlspec.rollout_files import write_text
 from rlspec.statistics import RunStatistics, active_requests_over_time, tokens_per_second_over_time
 from rlspec.types import Rollout, StepFacts
 
-TEMPLATE = Path(__file__).with_name("report.html.jinja")
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
-"""Okabe and Ito's palette: told apart by colour-blind readers, legible on light and dark."""
-LINE_STYLES = ("-", "--", ":", "-.")
-"""One more for each time the colours are used up."""
-TEXT_COLOUR = "#010203"
-"""Stands for the page's own text colour until the SVG is finished: legible on light and on dark."""
-NUM_WINDOWS = 40
-"""Points of a rate over time: fine enough to see the tail of long responses, few enough to read."""
 MIN_STEPS_A_WINDOW = 5
 """With fewer, the rate shows how steps fall into windows rather than speed."""
 NUM_LENGTH_BINS = 20
@@ -49,7 +39,7 @@ class _Scales:
     length_edges: Sequence[int]
 
 
-_Draw = Callable[[Any, ArmReport, _Scales, dict[str, Any]], None]
+_Draw = Callable[[ArmReport, _Scales, Any, dict[str, Any]], None]
 
 
 def comparison_rows(arms: Sequence[ArmReport]) -> list[tuple[str, list[str]]]:
@@ -62,15 +52,13 @@ def comparison_rows(arms: Sequence[ArmReport]) -> list[tuple[str, list[str]]]:
         ("last response finished, s", lambda s: f"{s.last_finished_seconds:.1f}"),
         ("engine steps (mean ms)", lambda s: f"{s.num_steps} ({1000 * s.mean_step_seconds:.0f})"),
         ("K: steps", _k_used),
+        ("why K: steps", lambda s: _counts(s.steps_by_reason)),
         ("drafted / accepted tokens", lambda s: f"{s.num_drafted} / {s.num_accepted}"),
         ("acceptance length", lambda s: f"{s.acceptance_length:.2f}"),
         ("tokens per request and step", lambda s: f"{s.tokens_per_request_step:.2f}"),
         ("acceptance by position", _acceptance),
         ("response length p50 / p90 / max", _lengths),
-        (
-            "ended by",
-            lambda s: ", ".join(f"{name} {count}" for name, count in s.finish_reasons.items()) or "-",
-        ),
+        ("ended by", lambda s: _counts(s.finish_reasons)),
         ("mean reward", lambda s: "-" if s.mean_reward is None else f"{s.mean_reward:.2f}"),
     )
     return [(name, [text(arm.statistics) for arm in arms]) for name, text in formats]
@@ -92,12 +80,8 @@ def write_report(
         SetupError: matplotlib or jinja2 is not installed.
         InputError: The file cannot be written.
     """
-    try:
-        import jinja2
-    except ImportError as error:
-        raise missing_extra("jinja2", "report", "report.html") from error
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    page = render_page(
+        "report.html.jinja",
         title=title,
         arms=[arm.name for arm in arms],
         rows=comparison_rows(arms),
@@ -113,6 +97,10 @@ def write_report(
 
 def _k_used(statistics: RunStatistics) -> str:
     return ", ".join(f"{k}: {count}" for k, count in statistics.steps_by_k.items()) or "-"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "-"
 
 
 def _acceptance(statistics: RunStatistics) -> str:
@@ -136,7 +124,10 @@ def _plots(arms: Sequence[ArmReport]) -> list[tuple[str, str]]:
         ("Acceptance by position", "draft position", "accepted share", _draw_acceptance),
     )
     scales = _scales([arm.statistics for arm in arms])
-    return [(caption, _svg(arms, scales, (x, y), function)) for caption, x, y, function in draw]
+    return [
+        (caption, draw_svg((x, y), [partial(function, arm, scales) for arm in arms]))
+        for caption, x, y, function in draw
+    ]
 
 
 def _scales(statistics: Sequence[RunStatistics]) -> _Scales:
@@ -150,57 +141,23 @@ def _scales(statistics: Sequence[RunStatistics]) -> _Scales:
     )
 
 
-def _svg(arms: Sequence[ArmReport], scales: _Scales, labels: tuple[str, str], draw: _Draw) -> str:
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_extra("matplotlib", "report", "report.html") from error
-    # Names are text, not formulas, and stay text in the SVG; the salt keeps the ids of the plots apart.
-    settings = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "".join(labels)}
-    styles = itertools.cycle(itertools.product(LINE_STYLES, COLOURS))
-    with rc_context(settings):
-        figure = Figure(figsize=(5.2, 3.2), layout="constrained")
-        axes = figure.subplots()
-        for arm, (line_style, colour) in zip(arms, styles, strict=False):
-            draw(axes, arm, scales, {"color": colour, "linestyle": line_style, "label": arm.name})
-        axes.set_xlabel(labels[0], color=TEXT_COLOUR)
-        axes.set_ylabel(labels[1], color=TEXT_COLOUR)
-        axes.tick_params(colors=TEXT_COLOUR)
-        axes.set_ylim(bottom=0)
-        for spine in axes.spines.values():
-            spine.set_color(TEXT_COLOUR)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, labelcolor=TEXT_COLOUR)
-        buffer = io.StringIO()
-        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
-    return _for_page(buffer.getvalue())
-
-
-def _for_page(svg: str) -> str:
-    """The bare <svg>, in the page's text colour, without the ids of groups: each plot has the same ones."""
-    svg = svg[svg.index("<svg") :].replace(TEXT_COLOUR, "currentColor")
-    return re.sub(r'<g id="[^"]*"', "<g", svg)
-
-
-def _draw_lengths(axes: Any, arm: ArmReport, scales: _Scales, style: dict[str, Any]) -> None:
+def _draw_lengths(arm: ArmReport, scales: _Scales, axes: Any, style: dict[str, Any]) -> None:
     lengths = [len(rollout.completion_token_ids) for rollout in arm.rollouts]
     if lengths:
-        axes.hist(lengths, bins=scales.length_edges, histtype="step", linewidth=2, **style)
+        axes.hist(lengths, bins=scales.length_edges, histtype="step", linewidth=2, label=arm.name, **style)
 
 
-def _draw_rate(axes: Any, arm: ArmReport, scales: _Scales, style: dict[str, Any]) -> None:
-    axes.plot(*tokens_per_second_over_time(arm.steps, scales.window_seconds), **style)
+def _draw_rate(arm: ArmReport, scales: _Scales, axes: Any, style: dict[str, Any]) -> None:
+    axes.plot(*tokens_per_second_over_time(arm.steps, scales.window_seconds), label=arm.name, **style)
 
 
-def _draw_active(axes: Any, arm: ArmReport, scales: _Scales, style: dict[str, Any]) -> None:
-    axes.step(*active_requests_over_time(arm.steps), where="post", **style)
+def _draw_active(arm: ArmReport, scales: _Scales, axes: Any, style: dict[str, Any]) -> None:
+    axes.step(*active_requests_over_time(arm.steps), where="post", label=arm.name, **style)
 
 
-def _draw_acceptance(axes: Any, arm: ArmReport, scales: _Scales, style: dict[str, Any]) -> None:
+def _draw_acceptance(arm: ArmReport, scales: _Scales, axes: Any, style: dict[str, Any]) -> None:
     shares = arm.statistics.acceptance_by_position
     if shares:
-        axes.plot(range(1, len(shares) + 1), shares, marker="o", **style)
+        axes.plot(range(1, len(shares) + 1), shares, marker="o", label=arm.name, **style)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(0, 1)

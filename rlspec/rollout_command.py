@@ -1,7 +1,7 @@
 """Owns `rlspec rollout`: prompts file in, rollouts file out, a table and a report.
 
     prompts.jsonl ─► read ─► encode ─► engine ─► groups ─► out.jsonl (flushed a group at a time)
-                       └── rejected.jsonl                   out.meta.json, out.report.html
+                       └── rejected.jsonl     └► steps      out.meta.json, out.report.html, out.steps.jsonl
 
 Part of the composition root, as `cli.py` is.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from rlspec.prompts import Rejected, first_error, read_prompts
 from rlspec.report import ArmReport, comparison_rows, write_report
 from rlspec.rollout_files import RolloutWriter, check_resumable, write_rejected, write_text
 from rlspec.statistics import summarise
+from rlspec.step_files import STEPS, StepWriter
 from rlspec.types import Rollout, StepFacts
 
 logger = logging.getLogger("rlspec.rollout")
@@ -63,6 +65,11 @@ class RolloutJob:
         """The metrics at the end."""
         return self._beside(".prom")
 
+    @property
+    def steps(self) -> Path:
+        """What each engine step did, for `rlspec explain`."""
+        return self._beside(f".{STEPS}")
+
     def _beside(self, ending: str) -> Path:
         return self.out.with_name(self.out.name.removesuffix(".jsonl") + ending)
 
@@ -75,7 +82,7 @@ class RolloutJob:
         if self.out.is_dir() or self.out.name in ("", REJECTED):
             allowed = f"a file, other than {REJECTED} where bad lines go"
             raise InputError("--out", given=str(self.out), allowed=allowed, fix="Name another file.")
-        written = (self.out, self.meta, self.report, self.metrics, self.rejected)
+        written = (self.out, self.meta, self.report, self.metrics, self.steps, self.rejected)
         if self.prompts.resolve() in [path.resolve() for path in written]:
             fix = "Name another --out, or move the prompts."
             raise InputError(
@@ -104,8 +111,11 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
     if job.resume:
         _check_same_run(job.meta, config)
     group_size = config.sampling.n
-    writing = RolloutWriter(job.out, group_size=group_size, resume=job.resume)
-    with writing as writer, Accelerator(config) as accelerator:
+    with (
+        RolloutWriter(job.out, group_size=group_size, resume=job.resume) as writer,
+        StepWriter(job.steps, resume=job.resume) as step_writer,
+        Accelerator(config) as accelerator,
+    ):
         accepted, unfit = accelerator.encode(prompts)
         if unfit:
             _check_rejected(job, [*rejected, *unfit])
@@ -122,12 +132,39 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
         _write_meta(job.meta, config, k_trace=None)
         started = time.perf_counter()
         stream = accelerator.stream_encoded(todo, k_trace=k_trace)
-        with progress(stream, len(todo) * group_size, "rollouts") as shown:
+        with (
+            _recorded(stream, accelerator.steps, step_writer) as recorded,
+            progress(recorded, len(todo) * group_size, "rollouts") as shown,
+        ):
             rollouts = writer.write_groups(shown)
         seconds = time.perf_counter() - started
         _write_meta(job.meta, config, k_trace=None if writer.finished else accelerator.k_trace)
         write_text(job.metrics, accelerator.metrics.text())
         _report(job, rollouts, accelerator.steps, seconds, len(writer.finished))
+
+
+@contextmanager
+def _recorded(
+    rollouts: Iterator[Rollout], steps: Sequence[StepFacts], writer: StepWriter
+) -> Iterator[Iterator[Rollout]]:
+    """Pass rollouts through; write the steps, whose list grows, with each rollout and however it ends."""
+    num_written = 0
+
+    def write_new() -> None:
+        nonlocal num_written
+        new = steps[num_written:]
+        num_written += len(new)
+        writer.write(new)
+
+    def passed() -> Iterator[Rollout]:
+        for rollout in rollouts:
+            write_new()
+            yield rollout
+
+    try:
+        yield passed()
+    finally:
+        write_new()
 
 
 def _check_rejected(job: RolloutJob, rejected: Sequence[Rejected]) -> None:
@@ -213,4 +250,4 @@ def _report(
     print_table("Rollouts", [arm.name], comparison_rows([arm]))
     for note in notes:
         print(note)
-    print(f"{job.out}\n{job.report}")
+    print(f"{job.out}\n{job.report}\nrlspec explain {job.steps}")

@@ -13,6 +13,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
+from io import BufferedWriter
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -60,20 +61,7 @@ class RolloutWriter:
         self.path = Path(path)
         self._group_size = group_size
         self.finished: dict[str, list[Rollout]] = {}
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._file.close()
-            fix = "Wait for that run, or name another --out."
-            given = f"{path}, which another run is writing"
-            raise InputError("--out", given=given, allowed="a file of this run alone", fix=fix) from error
-        except OSError as error:
-            fix = f"{error.strerror}. Name another file."
-            raise InputError(
-                "--out", given=str(path), allowed="a file that can be written", fix=fix
-            ) from error
+        self._file = open_alone(self.path)
         try:
             if self.path.stat().st_size:
                 self._take_over(resume)
@@ -88,12 +76,7 @@ class RolloutWriter:
             InputError: The disk is full or the file is gone; groups written before are kept.
         """
         text = "".join(f"{rollout_to_line(rollout)}\n" for rollout in rollouts)
-        try:
-            self._file.write(text.encode())
-            self._file.flush()
-        except OSError as error:
-            fix = f"{error.strerror}. Free space and continue with --resume; finished groups are kept."
-            raise InputError("--out", given=str(self.path), allowed="room to write", fix=fix) from error
+        append_text(self._file, self.path, text)
 
     def write_groups(self, rollouts: Iterable[Rollout]) -> list[Rollout]:
         """Append each group when its last sample is there; returns all rollouts as they came.
@@ -204,6 +187,49 @@ def write_text(path: str | Path, text: str) -> None:
     except OSError as error:
         fix = f"{error.strerror}. Finished groups are kept; free space or name another --out."
         raise InputError("output", given=str(path), allowed="a file that can be written", fix=fix) from error
+
+
+def open_alone(path: Path) -> BufferedWriter:
+    """A file to append to that no other run writes; its folder is made.
+
+    Raises:
+        InputError: Another run writes it, or it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    except OSError as error:
+        raise _not_writable(path, error) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        fix = "Wait for that run, or name another --out."
+        given = f"{path}, which another run is writing"
+        raise InputError("--out", given=given, allowed="a file of this run alone", fix=fix) from error
+    except OSError as error:
+        file.close()
+        raise _not_writable(path, error) from error
+    return file
+
+
+def append_text(file: BufferedWriter, path: Path, text: str) -> None:
+    """Append whole lines in one piece and flush them.
+
+    Raises:
+        InputError: The disk is full or the file is gone; what was written before is kept.
+    """
+    try:
+        file.write(text.encode())
+        file.flush()
+    except OSError as error:
+        fix = f"{error.strerror}. Free space and continue with --resume; finished groups are kept."
+        raise InputError("--out", given=str(path), allowed="room to write", fix=fix) from error
+
+
+def _not_writable(path: Path, error: OSError) -> InputError:
+    fix = f"{error.strerror}. Name another file."
+    return InputError("--out", given=str(path), allowed="a file that can be written", fix=fix)
 
 
 def _is_torn_rollout(path: Path, position: int) -> bool:

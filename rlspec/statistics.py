@@ -32,6 +32,7 @@ class RunStatistics:
         num_drafted: Draft tokens verified.
         num_accepted: Draft tokens accepted.
         steps_by_k: Engine steps by the K decided in them.
+        steps_by_reason: Engine steps by why that K was chosen.
         num_steps: Engine steps.
         mean_step_seconds: Mean time of an engine step.
         last_finished_seconds: When the last response was finished, from the start of the run.
@@ -52,6 +53,7 @@ class RunStatistics:
     num_drafted: int
     num_accepted: int
     steps_by_k: dict[int, int]
+    steps_by_reason: dict[str, int]
     num_steps: int
     mean_step_seconds: float
     last_finished_seconds: float
@@ -90,6 +92,7 @@ def summarise(rollouts: Sequence[Rollout], steps: Sequence[StepFacts], seconds: 
         num_drafted=sum(drafted),
         num_accepted=sum(accepted),
         steps_by_k=dict(sorted(Counter(facts.num_draft_tokens for facts in steps).items())),
+        steps_by_reason=dict(sorted(Counter(facts.reason.value for facts in steps).items())),
         num_steps=len(steps),
         mean_step_seconds=_ratio(math.fsum(facts.step_seconds for facts in steps), len(steps)),
         last_finished_seconds=max((r.started_seconds + r.seconds for r in rollouts), default=0.0),

@@ -56,7 +56,7 @@ def test_a_run_never_writes_over_its_prompts(
 
 def test_side_files_of_dotted_names_do_not_meet() -> None:
     jobs = [RolloutJob(Path("p"), Path(name)) for name in ("run.0.5", "run.0.7", "x.prom", "a.jsonl")]
-    files = [path for job in jobs for path in (job.out, job.meta, job.report, job.metrics)]
+    files = [path for job in jobs for path in (job.out, job.meta, job.report, job.metrics, job.steps)]
     assert len(set(files)) == len(files)
 
 

@@ -9,7 +9,14 @@ from rlspec.types import Load, Reason
 
 
 def load(step_index: int) -> Load:
-    return Load(step_index=step_index, batch_size=4, num_waiting=0)
+    return Load(
+        step_index=step_index,
+        num_waiting=0,
+        num_scheduled_tokens=2,
+        request_ids=("a", "b"),
+        context_lengths=(9, 9),
+        num_room=(5, 5),
+    )
 
 
 def test_fixed_policy_says_why() -> None:

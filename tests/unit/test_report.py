@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rlspec.errors import SetupError
-from rlspec.report import COLOURS, NUM_SAMPLES_SHOWN, ArmReport, comparison_rows, write_report
+from rlspec.plots import COLOURS
+from rlspec.report import NUM_SAMPLES_SHOWN, ArmReport, comparison_rows, write_report
 from rlspec.statistics import summarise
 from rlspec.types import Rollout, StepFacts
 from tests.unit.test_rollout_files import ROLLOUT
@@ -71,6 +72,7 @@ def test_rows_have_one_value_an_arm() -> None:
     rows = dict(comparison_rows([arm("a", [ROLLOUT], STEPS), arm("b", [], [])]))
     assert rows["tokens"] == ["3", "0"]
     assert rows["acceptance by position"] == ["0.50 0.00", "-"]
+    assert rows["why K: steps"] == ["fixed 2", "-"]
     assert rows["mean reward"] == ["1.00", "-"]
 
 

@@ -48,6 +48,7 @@ def test_numbers_by_hand() -> None:
     assert found.acceptance_by_position == (2 / 3, 1 / 3, 1.0)
     assert found.tokens_per_request_step == 12 / 8
     assert found.steps_by_k == {0: 1, 3: 1}
+    assert found.steps_by_reason == {"fixed": 2}
     assert (found.num_steps, found.mean_step_seconds) == (2, 0.25)
     assert found.last_finished_seconds == 4.0
     assert (found.length_p50, found.length_max) == (6.0, 9)
