@@ -157,6 +157,8 @@ class StepFacts:
         num_emitted: Tokens the response got in this step: accepted + 1, fewer where a stop or the length
             limit cut the step short, 0 in a prefill chunk.
         context_lengths: Tokens of prompt and response before this step's output.
+        num_preempted: Requests that lost their KV cache to others when the step was scheduled, and will
+            compute their tokens again.
     """
 
     step_index: int
@@ -176,6 +178,7 @@ class StepFacts:
     num_accepted: tuple[int, ...]
     num_emitted: tuple[int, ...]
     context_lengths: tuple[int, ...]
+    num_preempted: int = 0
 
     @property
     def batch_size(self) -> int:

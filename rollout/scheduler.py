@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 
 from rlspec.speculation.policies import PolicySpec, build_policy, fixed_spec
-from rlspec.types import Decision, Load, Reason, StepFacts
+from rlspec.types import Decision, Reason, StepFacts
 from rollout.audit_recorder import AuditRecorder, VerificationRow
 from rollout.sampling import unmark_plain
+from rollout.step_reading import read_contexts, read_load, read_verified
+from rollout.vllm_args import METHODS_THAT_NEED_DRAFTS
 
 logger = logging.getLogger("rlspec.rollout.scheduler")
 
@@ -44,23 +47,14 @@ MAX_KEPT_STEPS = 100_000
 NO_DRAFTER = Decision(0, Reason.OFF)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _ScheduledStep:
     """A step on its way through the model."""
 
     started_seconds: float
     num_waiting: int
+    num_offered: tuple[int, ...]
     decision: Decision
-
-
-class _DraftLengths:
-    """Stands in for vLLM's list of K by batch size: asks the policy when the step is scheduled."""
-
-    def __init__(self, scheduler: _LiveScheduling) -> None:
-        self._scheduler = scheduler
-
-    def __getitem__(self, batch_size: int) -> int:
-        return self._scheduler.rlspec_decide(batch_size).num_draft_tokens
 
 
 class _LiveScheduling:
@@ -68,15 +62,19 @@ class _LiveScheduling:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._decision = NO_DRAFTER
         self._scheduled: deque[_ScheduledStep] = deque()
         self._last_update_seconds = 0.0
         self._steps: deque[StepFacts] = deque(maxlen=MAX_KEPT_STEPS)
         self._recorder: AuditRecorder | None = None
         self._plain_ids: set[str] = set()  # requests that get no drafts
+        self._offered: dict[str, int] = {}  # draft tokens that a request's last step lets it have
+        speculative = self.vllm_config.speculative_config
+        self._can_trim = speculative is not None and speculative.method not in METHODS_THAT_NEED_DRAFTS
         self.rlspec_begin(fixed_spec(self.num_spec_tokens))
         if self.num_spec_tokens:
-            self.dynamic_sd_lookup = _DraftLengths(self)
+            # vLLM's list of K by batch size: while there is one it neither pads drafts nor compiles for one
+            # K only. What it says is overwritten when the step is scheduled.
+            self.dynamic_sd_lookup = [0] * (self.max_num_running_reqs + 1)
         if parent := multiprocessing.parent_process():
             threading.Thread(target=_end_with, args=(parent,), name="rlspec-parent", daemon=True).start()
 
@@ -119,53 +117,75 @@ class _LiveScheduling:
             logger.error("%s", error)
             return False
 
-    def rlspec_decide(self, batch_size: int) -> Decision:
-        """Ask the policy for this step's K, bounded by what the drafter was built for."""
-        load = Load(step_index=self._num_decided, batch_size=batch_size, num_waiting=len(self.waiting))
-        decision = self._policy.decide(load)
-        assert 0 <= decision.num_draft_tokens <= self.num_spec_tokens, decision
-        self._decision = decision
-        return decision
-
     def add_request(self, request: Request) -> None:
         # Before the worker sees the parameters; vLLM's front has refused them by then, or not seen them.
         if request.sampling_params is not None and unmark_plain(request.sampling_params):
             self._plain_ids.add(request.request_id)
         super().add_request(request)
 
-    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        super().update_draft_token_ids(draft_token_ids)  # called by synchronous scheduling
-        self._drop_drafts_of_plain()
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self._schedule_started = time.perf_counter()
+        self._num_waiting = len(self.waiting)
+        return super().schedule(*args, **kwargs)  # calls _update_after_schedule
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        if not scheduler_output.total_num_scheduled_tokens:
+            super()._update_after_schedule(scheduler_output)
+            return
+        decision = self._decide(scheduler_output)
+        scheduler_output.num_spec_tokens_to_schedule = decision.num_draft_tokens
         super()._update_after_schedule(scheduler_output)  # asynchronous scheduling places drafts here
-        self._drop_drafts_of_plain()
+        self._trim(scheduler_output.num_scheduled_tokens)
 
-    def _drop_drafts_of_plain(self) -> None:
-        for request_id in tuple(self._plain_ids):
+    def _decide(self, scheduled: SchedulerOutput) -> Decision:
+        """Ask the policy for K, and note what each request was and will be offered."""
+        for request_id in (*scheduled.finished_req_ids, *(scheduled.preempted_req_ids or ())):
+            self._offered.pop(request_id, None)
+            if request_id in scheduled.finished_req_ids:
+                self._plain_ids.discard(request_id)
+        load = read_load(
+            self._num_decided,
+            self._num_waiting,
+            scheduled,
+            self.requests,
+            self._plain_ids,
+            self.max_model_len,
+        )
+        decision = self._policy.decide(load) if self.num_spec_tokens else NO_DRAFTER
+        k = decision.num_draft_tokens
+        assert 0 <= k <= self.num_spec_tokens, decision
+        num_offered = tuple(self._offered.get(request_id, 0) for request_id in load.request_ids)
+        offers = (k if k < room else room for room in load.num_room)
+        if decision.caps is not None:
+            offers = map(min, offers, decision.caps)
+        self._offered.update(zip(load.request_ids, offers, strict=True))
+        self._scheduled.append(
+            _ScheduledStep(self._schedule_started, self._num_waiting, num_offered, decision)
+        )
+        self._num_decided += 1
+        return decision
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        super().update_draft_token_ids(draft_token_ids)  # called by synchronous scheduling
+        self._trim(draft_token_ids.req_ids)
+
+    def _trim(self, request_ids: Iterable[str]) -> None:
+        """Take from requests the drafts beyond what they were offered."""
+        if not self._can_trim:
+            return
+        for request_id in request_ids:
             request = self.requests.get(request_id)
-            if request is None:
-                self._plain_ids.remove(request_id)
-            elif request.spec_token_ids:
-                request.spec_token_ids = []
-
-    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        started_seconds = time.perf_counter()
-        num_waiting = len(self.waiting)
-        output = super().schedule(*args, **kwargs)
-        if output.total_num_scheduled_tokens:
-            self._scheduled.append(_ScheduledStep(started_seconds, num_waiting, self._decision))
-            self._num_decided += 1
-        return output
+            if request is not None and len(request.spec_token_ids) > self._offered.get(request_id, 0):
+                request.spec_token_ids = request.spec_token_ids[: self._offered.get(request_id, 0)]
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Any:
         if not scheduler_output.total_num_scheduled_tokens:
             return super().update_from_output(scheduler_output, model_runner_output)
-        contexts = self._context_lengths(scheduler_output)
+        contexts = read_contexts(scheduler_output, self.requests)
         # Before vLLM cuts the sampled tokens at a stop, as its own counters do.
-        verified = _verified(scheduler_output, model_runner_output)
+        verified = read_verified(scheduler_output, model_runner_output)
         if self._recorder is not None:
             self._recorder.add_verifications(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -183,10 +203,6 @@ class _LiveScheduling:
             self._recorder.add_stats(stats)
         return stats
 
-    def _context_lengths(self, scheduler_output: SchedulerOutput) -> tuple[int, ...]:
-        requests = (self.requests.get(request_id) for request_id in scheduler_output.num_scheduled_tokens)
-        return tuple(request.num_tokens if request is not None else 0 for request in requests)
-
     def _record(
         self,
         scheduler_output: SchedulerOutput,
@@ -197,6 +213,7 @@ class _LiveScheduling:
         step = self._scheduled.popleft()
         ended_seconds = time.perf_counter()
         request_ids = tuple(scheduler_output.num_scheduled_tokens)
+        decision = step.decision
         facts = StepFacts(
             step_index=self._num_steps,
             started_seconds=step.started_seconds,
@@ -204,13 +221,19 @@ class _LiveScheduling:
             step_seconds=ended_seconds - max(step.started_seconds, self._last_update_seconds),
             num_scheduled_tokens=scheduler_output.total_num_scheduled_tokens,
             num_waiting=step.num_waiting,
-            num_draft_tokens=step.decision.num_draft_tokens,
-            reason=step.decision.reason,
+            num_draft_tokens=decision.num_draft_tokens,
+            reason=decision.reason,
+            expected_tokens=decision.expected_tokens,
+            expected_seconds=decision.expected_seconds,
+            plain_seconds=decision.plain_seconds,
+            predicted_seconds=decision.predicted_seconds,
             request_ids=request_ids,
+            num_offered=step.num_offered,
             num_drafted=verified[0],
             num_accepted=verified[1],
             num_emitted=tuple(emitted.get(request_id, 0) for request_id in request_ids),
             context_lengths=contexts,
+            num_preempted=len(scheduler_output.preempted_req_ids or ()),
         )
         self._last_update_seconds = ended_seconds
         self._num_steps += 1
@@ -222,22 +245,6 @@ def _end_with(parent: BaseProcess) -> None:
     """End this engine core when its caller's process has ended; vLLM 0.32 leaves it running for ever."""
     parent.join()
     os._exit(1)
-
-
-def _verified(
-    scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Drafted and accepted tokens of each request of the step, counted as vLLM counts them."""
-    drafts = scheduler_output.scheduled_spec_decode_tokens
-    invalid = scheduler_output.num_invalid_spec_tokens or {}
-    sampled = model_runner_output.sampled_token_ids
-    index = model_runner_output.req_id_to_index
-    drafted, accepted = [], []
-    for request_id in scheduler_output.num_scheduled_tokens:
-        num_sampled = len(sampled[index[request_id]]) if sampled and request_id in drafts else 0
-        drafted.append(len(drafts[request_id]) - invalid.get(request_id, 0) if num_sampled else 0)
-        accepted.append(max(num_sampled - 1, 0))
-    return tuple(drafted), tuple(accepted)
 
 
 class LiveScheduler(_LiveScheduling, Scheduler):

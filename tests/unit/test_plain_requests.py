@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,18 +125,3 @@ def test_where_plain_is_refused() -> None:
         refuse_plain_on_v2(ngram, True)
     refuse_plain_on_v2(ngram, False)
     refuse_plain_on_v2(parse_config({}), True)
-
-
-def test_drafts_of_plain_requests_are_dropped() -> None:
-    pytest.importorskip("vllm")
-    from rollout.scheduler import LiveAsyncScheduler, LiveScheduler
-
-    for kind in (LiveScheduler, LiveAsyncScheduler):
-        scheduler = object.__new__(kind)
-        scheduler._plain_ids = {"plain", "gone"}
-        requests = {name: SimpleNamespace(spec_token_ids=[-1, -1]) for name in ("plain", "other")}
-        scheduler.requests = requests
-        scheduler._drop_drafts_of_plain()
-        assert requests["plain"].spec_token_ids == []
-        assert requests["other"].spec_token_ids == [-1, -1]
-        assert scheduler._plain_ids == {"plain"}
