@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from rlspec.config_sampling import Int, SamplingConfig, Section
+from rlspec.config_speculation import SpeculationConfig
 from rlspec.errors import ConfigError, nearest
 
 EMBEDDED_POLICY = "embedded"
@@ -92,30 +93,6 @@ class DrafterConfig(Section):
     def max_draft_tokens(self) -> int:
         """The largest K, 0 without a drafter."""
         return int(self.speculative_config["num_speculative_tokens"]) if self.speculative_config else 0
-
-
-class SpeculationConfig(Section):
-    """Who decides K, the number of draft tokens of a step."""
-
-    policy: Literal["fixed", "off"] = Field(
-        "fixed", description="`fixed`: always `num_draft_tokens`. `off`: K = 0, the drafter stays loaded."
-    )
-
-    @field_validator("policy", mode="before")
-    @classmethod
-    def _read_off(cls, value: object) -> object:
-        """YAML reads a bare `off` as false."""
-        return "off" if value is False else value
-
-    num_draft_tokens: Int | None = Field(
-        None, ge=0, description="Draft tokens a request and step (K); null is the drafter's largest."
-    )
-    on_unsupported: Literal["error", "plain"] = Field(
-        "error",
-        description="Sampling parameters that cannot be honoured for draft tokens (min_p, logit_bias, "
-        "min_tokens; a seed when drafts are sampled): `error` refuses them; `plain` draws those requests "
-        "without drafts, at K = 0, beside others that speculate.",
-    )
 
 
 class EngineConfig(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlspec.types import Decision, Load, StepFacts
+from rlspec.types import Decision, Event, Load, StepFacts
 
 
 class DraftLengthPolicy(Protocol):
@@ -21,6 +21,28 @@ class DraftLengthPolicy(Protocol):
     def observe(self, facts: StepFacts) -> None:
         """Learn from one finished step."""
         ...
+
+    def take_events(self) -> list[Event]:
+        """What a person should hear of, since the last call."""
+        ...
+
+    def mark(self, cause: str) -> None:
+        """The policy or the drafter changed: `cause` says what happened, for a person."""
+        ...
+
+
+class WithoutEvents:
+    """For policies that learn nothing: nothing happens to them."""
+
+    def observe(self, facts: StepFacts) -> None:
+        """Nothing to learn."""
+
+    def take_events(self) -> list[Event]:
+        """None."""
+        return []
+
+    def mark(self, cause: str) -> None:
+        """Nothing that was learnt becomes wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +67,14 @@ class Outlook:
     def max_draft_tokens(self) -> int:
         """The largest K that may be chosen."""
         return len(self.tokens) - 1
+
+    def up_to(self, k_max: int) -> Outlook:
+        """The outlook without the K above."""
+        if k_max >= self.max_draft_tokens:
+            return self
+        end = k_max + 1
+        columns = self.tokens[:end], self.verify_seconds[:end], self.draft_seconds[:end]
+        return Outlook(self.batch_size, self.num_draft_tokens, *columns)
 
     def step_seconds(self, k: int) -> float:
         """Seconds of a step at K = k."""
