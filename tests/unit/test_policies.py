@@ -9,7 +9,14 @@ from rlspec.types import Load, Reason
 
 
 def load(step_index: int) -> Load:
-    return Load(step_index=step_index, batch_size=4, num_waiting=0)
+    return Load(
+        step_index=step_index,
+        num_waiting=0,
+        num_scheduled_tokens=4,
+        request_ids=("a", "b", "c", "d"),
+        context_lengths=(8,) * 4,
+        num_room=(9,) * 4,
+    )
 
 
 def test_fixed_policy_says_why() -> None:
@@ -29,4 +36,4 @@ def test_replay_gives_the_recorded_k_then_plain_decoding(k_trace: list[int]) -> 
 def test_unknown_policy_is_an_error() -> None:
     with pytest.raises(KeyError):
         build_policy({"name": "none"})
-    assert set(POLICIES) == {"fixed", "replay"}
+    assert set(POLICIES) == {"fixed", "replay", "static_table"}

@@ -1,4 +1,4 @@
-"""Owns the list of draft-length policies and how one is made from plain values.
+"""Owns the lists of draft-length policies and choosers, and how a policy is made from plain values.
 
 A policy lives in the scheduler's process, which may be another one than the caller's; so the caller sends
 a `spec`, a mapping of plain values: `{"name": "fixed", "num_draft_tokens": 3}`.
@@ -9,10 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlspec.speculation.policies.base import DraftLengthPolicy
+from rlspec.speculation.policies.base import Chooser, DraftLengthPolicy
+from rlspec.speculation.policies.beg_mab import BegMabChooser
+from rlspec.speculation.policies.exp3 import Exp3Chooser
 from rlspec.speculation.policies.fixed import FixedPolicy, ReplayPolicy
+from rlspec.speculation.policies.goodput import GoodputChooser
+from rlspec.speculation.policies.roofline import RooflineChooser
+from rlspec.speculation.policies.static_table import StaticTablePolicy
+from rlspec.speculation.policies.ucb import UcbChooser
 
-POLICIES: dict[str, Callable[..., DraftLengthPolicy]] = {"fixed": FixedPolicy, "replay": ReplayPolicy}
+POLICIES: dict[str, Callable[..., DraftLengthPolicy]] = {
+    "fixed": FixedPolicy,
+    "replay": ReplayPolicy,
+    "static_table": StaticTablePolicy,
+}
+
+CHOOSERS: dict[str, Callable[..., Chooser]] = {
+    "goodput": GoodputChooser,
+    "roofline": RooflineChooser,
+    "beg_mab": BegMabChooser,
+    "ucb": UcbChooser,
+    "exp3": Exp3Chooser,
+}
 
 PolicySpec = Mapping[str, Any]
 
@@ -33,4 +51,13 @@ def replay_spec(k_trace: Sequence[int]) -> PolicySpec:
     return {"name": "replay", "k_trace": list(k_trace)}
 
 
-__all__ = ["POLICIES", "DraftLengthPolicy", "PolicySpec", "build_policy", "fixed_spec", "replay_spec"]
+__all__ = [
+    "CHOOSERS",
+    "POLICIES",
+    "Chooser",
+    "DraftLengthPolicy",
+    "PolicySpec",
+    "build_policy",
+    "fixed_spec",
+    "replay_spec",
+]
