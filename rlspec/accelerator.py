@@ -20,7 +20,7 @@ from rlspec.config_sampling import SamplingConfig
 from rlspec.errors import InputError, missing_engine
 from rlspec.metrics import Metrics
 from rlspec.prompts import PromptLike, Rejected, as_prompts, first_error
-from rlspec.speculation.policies import PolicySpec, fixed_spec, replay_spec
+from rlspec.speculation.build import PolicySpec, fixed_spec, replay_spec
 from rlspec.types import Prompt, Rollout, StepFacts
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from rlspec.config import Config, InFlightMode
 from rlspec.config_sampling import SamplingConfig
 from rlspec.errors import EngineError, InputError
 from rlspec.metrics import Metrics
-from rlspec.speculation.policies import PolicySpec
+from rlspec.speculation.build import PolicySpec
 from rlspec.types import Rollout, StepFacts
 from rollout.engine_core import EngineCoreLine
 from rollout.engine_start import drafter_version, start_engine

@@ -25,7 +25,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 
-from rlspec.speculation.policies import PolicySpec, build_policy, fixed_spec
+from rlspec.speculation.build import PolicySpec, build_policy, fixed_spec
 from rlspec.types import Decision, Reason, StepFacts
 from rollout.audit_recorder import AuditRecorder, VerificationRow
 from rollout.sampling import unmark_plain

@@ -1,7 +1,7 @@
-"""Owns what share of draft tokens is accepted: by position, drafter version and context length, discounted in time.
+"""Owns what share of draft tokens is accepted, by position, drafter version and context length, with time.
 
-Shape suffixes: K positions of a draft (entry 0 is position 1), R rows of evidence (0 global, then one a bucket),
-C columns of counts (`ACCEPTED` to `DRAFT_TRIALS`).
+Shape suffixes: K positions of a draft (entry 0 is position 1), R rows of evidence (0 global, then one a
+bucket), C columns of counts (`ACCEPTED` to `DRAFT_TRIALS`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from rlspec.speculation.acceptance_evidence import (
 from rlspec.speculation.change_detector import ChangeDetector, Counts
 
 MEMORY_REQUEST_STEPS = 400.0
-"""Evidence on a position decays by 1/e in so many request-steps that offered it: its standard error is 0.02."""
+"""Evidence on a position decays by 1/e in so many request-steps that offered it: its standard error is
+0.02."""
 CONTEXT_EDGES = (0, 2048, 8192, 32768)
 """Where the buckets of context length begin, in tokens."""
 OTHER_BUCKETS_KEEP = 0.02
-"""Left of the other buckets when one sees an abrupt change: 8 of 400 request-steps. It may not concern them."""
+"""Left of the other buckets when one sees an abrupt change: 8 of 400 request-steps. It may not concern
+them."""
 MAX_VERSIONS = 8
 """Drafter versions whose evidence is kept; the one begun first is dropped first."""
 MAX_DRAFT_TOKENS = 32
@@ -52,8 +54,8 @@ class Acceptance:
 
         Args:
             max_draft_tokens: The largest K that is ever offered.
-            prior: Promised survival: the share of request-steps in which position 1, 2, ... is accepted. Positions
-                beyond it continue geometrically; without it position 1 starts at `PRIOR_RATE`.
+            prior: Promised survival: the share of request-steps in which position 1, 2, ... is accepted.
+                Positions beyond it continue geometrically; without it position 1 starts at `PRIOR_RATE`.
         """
         if not 1 <= max_draft_tokens <= MAX_DRAFT_TOKENS:
             raise ValueError(f"max_draft_tokens is {max_draft_tokens}; allowed are 1 to {MAX_DRAFT_TOKENS}")
@@ -101,7 +103,8 @@ class Acceptance:
         changed_RCK += counts_CK
 
     def start_version(self, version: str) -> None:
-        """A drafter version takes over: a known one with its own evidence, a new one with the means so far."""
+        """A drafter version takes over: a known one with its own evidence, a new one with the means so
+        far."""
         if version == self.version:
             return
         if version not in self._versions:
@@ -194,7 +197,8 @@ class Acceptance:
     def _totals(
         self, num_offered: tuple[int, ...], num_drafted: tuple[int, ...], num_accepted: tuple[int, ...]
     ) -> Counts:
-        """Counts of the step by position: the four columns of evidence, and the request-steps that offered it.
+        """Counts of the step by position: the four columns of evidence, and the request-steps that offered
+        it.
 
         One histogram over (offered, accepted) and (offered, drafted) cells, then a matrix product.
         """

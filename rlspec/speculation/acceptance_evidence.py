@@ -1,7 +1,7 @@
 """Owns the evidence on one drafter version: discounted counts, and the acceptance that they make likely.
 
-Shape suffixes: K positions of a draft (entry 0 is position 1), R rows of evidence (0 global, then one a bucket),
-C columns of counts (`ACCEPTED` to `DRAFT_TRIALS`).
+Shape suffixes: K positions of a draft (entry 0 is position 1), R rows of evidence (0 global, then one a
+bucket), C columns of counts (`ACCEPTED` to `DRAFT_TRIALS`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ ACCEPTED, ACCEPT_TRIALS, DRAFTED, DRAFT_TRIALS = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Shares of request-steps by draft position, non-increasing: accepted at least so far, and drafted so far."""
+    """Shares of request-steps by draft position, non-increasing: accepted at least so far, and drafted so
+    far."""
 
     mean: tuple[float, ...]
     lower: tuple[float, ...]
@@ -42,7 +43,8 @@ class Estimate:
 
 @dataclass(slots=True)
 class Evidence:
-    """What is known of one drafter version: conditional rates promised for the first positions, and counts."""
+    """What is known of one drafter version: conditional rates promised for the first positions, and
+    counts."""
 
     accept_prior: tuple[float, ...]
     draft_prior: tuple[float, ...]
@@ -60,8 +62,8 @@ class Evidence:
     def rates(self, row: int, column: int, default: float | None) -> list[tuple[float, float]]:
         """Posterior mean and weight of each conditional rate, in the order of positions.
 
-        Beta posterior of a Bernoulli rate with discounted counts. A position without a promise takes the mean of
-        the one before as prior, so that positions never offered continue geometrically; `default` is the
+        Beta posterior of a Bernoulli rate with discounted counts. A position without a promise takes the mean
+        of the one before as prior, so that positions never offered continue geometrically; `default` is the
         prior of position 1, or of all of them where it is None, which is then 1.
         """
         promised = self.accept_prior if column == ACCEPTED else self.draft_prior

@@ -12,8 +12,8 @@ Counts = npt.NDArray[np.float64]
 ODDS_RATIO = 6.0
 """The smallest change looked for, in odds: 0.8 to 0.4, or 0.05 to 0.24. The discount follows smaller ones."""
 ALARM_THRESHOLD = 8.0
-"""False alarms come at most once in e^8 = 2981 request-steps on average (Lorden 1971: at least e^threshold for
-independent trials of a known rate); a drafter that goes from 0.8 to 0 is noticed after 8 failures."""
+"""False alarms come at most once in e^8 = 2981 request-steps on average (Lorden 1971: at least e^threshold
+for independent trials of a known rate); a drafter that goes from 0.8 to 0 is noticed after 8 failures."""
 MIN_RATE = 0.02
 """Rates are taken no closer to 0 or 1: there a single surprise would be proof."""
 
@@ -43,9 +43,9 @@ class _Arm:
 class ChangeDetector:
     """Page's cumulative sum test (Page 1954) of a Bernoulli rate in both directions.
 
-    The statistic is max(0, S + shift * successes - trials * log(1 - p + p * e^shift)), the log-likelihood ratio
-    of a rate whose odds are `ODDS_RATIO` times higher (or lower) than those of the expected p. The time of
-    the last zero is the maximum likelihood estimate of the change, so the counts since then are of the new
+    The statistic is max(0, S + shift * successes - trials * log(1 - p + p * e^shift)), the log-likelihood
+    ratio of a rate whose odds are `ODDS_RATIO` times higher (or lower) than those of the expected p. The time
+    of the last zero is the maximum likelihood estimate of the change, so the counts since then are of the new
     rate. Assumption: trials are independent; the requests of one batch are alike enough that this is only
     approximately true, which makes false alarms more frequent than stated. One costs evidence, not safety.
     """

@@ -32,7 +32,8 @@ MAX_EXTRAPOLATION = 2.0
 """K is taken without a trial if it verifies at most so many times the tokens of the largest step measured."""
 
 KEEP_AFTER_CHANGE = 0.25
-"""Evidence on acceptance that a new policy or drafter, or another run, leaves: 400 request-steps become 100."""
+"""Evidence on acceptance that a new policy or drafter, or another run, leaves: 400 request-steps become
+100."""
 
 FADE_STEPS, FADE = 1000, 0.5
 """So many plain steps in a row leave this share of the evidence, so that old bad news is tried again."""
@@ -172,7 +173,8 @@ class Controller:
         self._k_observed, self._reason_observed = k, facts.reason
 
     def _learn_cost(self, facts: StepFacts) -> None:
-        """Teach the costs where the drafter's state is the same before and after; else the price of waking."""
+        """Teach the costs where the drafter's state is the same before and after; else the price of
+        waking."""
         k, batch_size, tokens = facts.num_draft_tokens, facts.batch_size, facts.num_scheduled_tokens
         context = sum(facts.context_lengths)
         if (k > 0) == (self._k_observed > 0):
@@ -185,9 +187,7 @@ class Controller:
         self.acceptance.observe(
             facts.num_offered, facts.num_drafted, facts.num_accepted, facts.context_lengths
         )
-        event = self.health.observe(
-            self._num_steps, facts.num_offered, facts.num_drafted, facts.num_accepted
-        )
+        event = self.health.observe(self._num_steps, facts.num_offered, facts.num_drafted, facts.num_accepted)
         if event is not None:
             self._events.append(dataclasses.replace(event, step_index=facts.step_index))
 

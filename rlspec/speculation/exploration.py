@@ -1,6 +1,6 @@
 """Owns when another K is tried in spite of what is expected: a budget, trials, and pauses between them.
 
-    rest ── budget, optimism and a cheap guess ──► trial ── enough request-steps seen ──► rest (a pause)
+rest ── budget, optimism, a cheap guess ──► trial ── enough request-steps seen ──► rest (a pause)
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ TRIAL_REQUEST_STEPS = 24
 """Request-steps with drafts that end a trial: a rate is then known to 0.1."""
 
 MIN_TRIAL_STEPS, MAX_TRIAL_STEPS = 3, 12
-"""Bounds of a trial in steps. The first one only drafts; twelve at batch 1 find a rate of 0.5 nearly surely."""
+"""Bounds of a trial in steps. The first one only drafts; twelve at batch 1 find a rate of 0.5 nearly
+surely."""
 
 MAX_BREAK_EVEN = 0.5
-"""Only K that pay from this conditional acceptance on are tried: a guess is cheap there, and drafters that are
-worth loading reach it. It is what keeps trials to the memory-bound tail."""
+"""Only K that pay from this conditional acceptance on are tried: a guess is cheap there, and drafters that
+are worth loading reach it. It is what keeps trials to the memory-bound tail."""
 
 PAUSE_STEPS, MAX_PAUSE_STEPS = 32, 2048
 """Steps after a trial until the next; each trial that changes nothing doubles the pause."""

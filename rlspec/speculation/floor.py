@@ -26,10 +26,9 @@ class FloorVerdict:
 
     def __str__(self) -> str:
         slowdown = self.actual_seconds / self.plain_seconds - 1.0
-        return (
-            f"{WINDOW_STEPS} speculating steps took {self.actual_seconds:.3f} s, {slowdown:.1%} longer than the "
-            f"{self.plain_seconds:.3f} s expected of plain decoding; off for {self.cool_down_steps} steps"
-        )
+        seconds = f"{self.actual_seconds:.3f} s, {slowdown:.1%} longer than the {self.plain_seconds:.3f} s"
+        off = f"expected of plain decoding; off for {self.cool_down_steps} steps"
+        return f"{WINDOW_STEPS} speculating steps took {seconds} {off}"
 
 
 class Floor:

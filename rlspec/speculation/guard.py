@@ -35,7 +35,7 @@ class GuardedPolicy:
                 raise ValueError(f"K = {decision.num_draft_tokens}, allowed: 0 to {self._max_draft_tokens}")
             if decision.caps is not None and len(decision.caps) != load.batch_size:
                 raise ValueError(f"{len(decision.caps)} caps for {load.batch_size} requests")
-        except Exception as error:  # see the class
+        except Exception as error:  # noqa: BLE001 - see the class
             self._fail(error, load.step_index)
             return FAILED
         return decision
@@ -46,7 +46,7 @@ class GuardedPolicy:
             return
         try:
             self.policy.observe(facts)
-        except Exception as error:  # see the class
+        except Exception as error:  # noqa: BLE001 - see the class
             self._fail(error, facts.step_index)
 
     def take_events(self) -> list[Event]:

@@ -48,6 +48,9 @@ MIN_SHARE = 0.05
 CONTEXT_SAMPLES = 64
 """The context slope is read again after this many samples of V; between, it is constant."""
 
+MEASURED_SAMPLES = 3
+"""Samples whose median is trusted for a first decision: one stall cannot move it."""
+
 _MIDDLES = tuple((low + high) / 2 for low, high in pairwise(KNOTS))
 _VERSION = 1
 
@@ -105,6 +108,12 @@ class StepCost:
             return interpolate(xs, ys, 0.0, k)
         token_seconds = self._draft_fraction * self.verify_seconds(batch_size)
         return ys[-1] + (k - xs[-1]) * max(self._draft_ratio.value, 0.0) * token_seconds
+
+    @property
+    def max_measured_tokens(self) -> int:
+        """The largest knot with `MEASURED_SAMPLES` or more; 0: none."""
+        knots = (index for index, knot in self._knots.items() if knot.count >= MEASURED_SAMPLES)
+        return KNOTS[largest] if (largest := max(knots, default=-1)) >= 0 else 0
 
     def is_warm(self, num_tokens: float) -> bool:
         """Whether the knot nearest to the token count has `robust.WARM_SAMPLES` (5) samples or more."""

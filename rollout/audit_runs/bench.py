@@ -14,7 +14,7 @@ from rlspec.audit.accounting import VerifiedDrafts
 from rlspec.audit.exact import Array, ExactMarginals, exact_marginals
 from rlspec.config import Config, with_sampling
 from rlspec.metrics import Metrics
-from rlspec.speculation.policies import PolicySpec, fixed_spec, replay_spec
+from rlspec.speculation.build import PolicySpec, fixed_spec, replay_spec
 from rlspec.types import Rollout, StepFacts
 from rollout.audit_runs.subjects import Drafter, Subject
 from rollout.engine import RolloutEngine

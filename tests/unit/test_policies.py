@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlspec.speculation.policies import POLICIES, build_policy, fixed_spec, replay_spec
+from rlspec.speculation.build import build_policy, fixed_spec, replay_spec
+from rlspec.speculation.policies import POLICIES
 from rlspec.types import Load, Reason
 
 
@@ -12,10 +13,10 @@ def load(step_index: int) -> Load:
     return Load(
         step_index=step_index,
         num_waiting=0,
-        num_scheduled_tokens=2,
-        request_ids=("a", "b"),
-        context_lengths=(9, 9),
-        num_room=(5, 5),
+        num_scheduled_tokens=4,
+        request_ids=("a", "b", "c", "d"),
+        context_lengths=(8,) * 4,
+        num_room=(9,) * 4,
     )
 
 
@@ -36,4 +37,4 @@ def test_replay_gives_the_recorded_k_then_plain_decoding(k_trace: list[int]) -> 
 def test_unknown_policy_is_an_error() -> None:
     with pytest.raises(KeyError):
         build_policy({"name": "none"})
-    assert set(POLICIES) == {"fixed", "replay"}
+    assert set(POLICIES) == {"fixed", "replay", "static_table"}

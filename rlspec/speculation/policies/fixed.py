@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlspec.types import Decision, Load, Reason, StepFacts
+from rlspec.speculation.policies.base import WithoutEvents
+from rlspec.types import Decision, Load, Reason
 
 
-class FixedPolicy:
+class FixedPolicy(WithoutEvents):
     """The same K in every step. K = 0 is plain decoding with the drafter loaded."""
 
     def __init__(self, num_draft_tokens: int) -> None:
@@ -18,11 +19,8 @@ class FixedPolicy:
         """The constant."""
         return self._decision
 
-    def observe(self, facts: StepFacts) -> None:
-        """Nothing to learn."""
 
-
-class ReplayPolicy:
+class ReplayPolicy(WithoutEvents):
     """The K of each step of an earlier run, so that a seeded run can be repeated token for token.
 
     A run that has more steps than the trace is not the same run: the steps beyond it get K = 0 and the
@@ -37,6 +35,3 @@ class ReplayPolicy:
         if load.step_index < len(self._decisions):
             return self._decisions[load.step_index]
         return Decision(0, Reason.REPLAY_EXHAUSTED)
-
-    def observe(self, facts: StepFacts) -> None:
-        """Nothing to learn."""
