@@ -31,6 +31,14 @@ MIN_EVIDENCE = 16.0
 MAX_EXTRAPOLATION = 2.0
 """K is taken without a trial if it verifies at most so many times the tokens of the largest step measured."""
 
+TAIL_SHARE = 0.75
+"""Trials begin at batches up to this share of the largest token count measured, so that the cost of K = 1 is
+measured, or next to what is measured."""
+
+PATIENCE_STEPS = 500
+"""Plain steps in a row after which a batch is tried whose draft tokens nobody has measured: trials wait for
+the tail, where they are cheap, but not for ever."""
+
 KEEP_AFTER_CHANGE = 0.25
 """Evidence on acceptance that a new policy or drafter, or another run, leaves: 400 request-steps become
 100."""
@@ -126,7 +134,7 @@ class Controller:
         """K of the trial that goes on or begins; 0: none."""
         exploration = self._exploration
         trial_k = min(exploration.trial_k, mean.max_draft_tokens)
-        if trial_k or exploration.may_begin:
+        if trial_k or (exploration.may_begin and self._may_guess(load)):
             optimistic = outlook_for(
                 load, self.cost, estimate, estimate.upper, self._k_decided, mean.max_draft_tokens
             )
@@ -140,6 +148,12 @@ class Controller:
         if trial_k:
             exploration.advance()
         return trial_k
+
+    def _may_guess(self, load: Load) -> bool:
+        """Whether costs at this batch are measured well enough for a cheap guess, or waiting brought
+        nothing."""
+        is_known = load.batch_size <= TAIL_SHARE * self.cost.max_measured_tokens
+        return is_known or self._num_plain_in_a_row >= PATIENCE_STEPS
 
     def observe(self, facts: StepFacts) -> None:
         """Learn from one finished step."""
@@ -196,11 +210,12 @@ class Controller:
         num_gaining = facts.batch_size - facts.num_emitted.count(0)
         if not num_gaining or facts.plain_seconds <= 0.0:
             return
-        plain_seconds = facts.plain_seconds * max(1.0, sum(facts.num_emitted) / num_gaining)
+        num_plain_steps = max(1.0, sum(facts.num_emitted) / num_gaining)
+        plain_seconds = facts.plain_seconds * num_plain_steps
         if Reason.EXPLORING in (facts.reason, self._reason_observed):
             self._exploration.observe_trial(facts.step_seconds - plain_seconds)
         elif self.cost.max_measured_tokens >= facts.batch_size:
-            verdict = self._floor.observe(facts.step_seconds, plain_seconds)
+            verdict = self._floor.observe(facts.step_seconds, plain_seconds, num_plain_steps)
             if verdict is not None:
                 self._events.append(Event(EventKind.FLOOR_BROKEN, facts.step_index, str(verdict)))
 

@@ -73,7 +73,7 @@ class Exploration:
 
         A K is a candidate if, at its optimistic acceptance, it beats the K of now by the margin, and if it
         pays from a conditional acceptance of MAX_BREAK_EVEN on. From K = 0 the cheapest guess is tried, else
-        the most promising. The trial must fit into the budget even if nothing is accepted.
+        the nearest. The trial must fit into the budget even if nothing is accepted.
 
         Args:
             mean: Expected of each K.
@@ -92,7 +92,7 @@ class Exploration:
                 continue
             break_even = break_even_acceptance(k, mean.step_seconds(k) / plain_seconds)
             if break_even <= MAX_BREAK_EVEN:
-                guesses.append((-optimistic.goodput(k) if k_now else break_even, k))
+                guesses.append((abs(k - k_now) if k_now else break_even, k))
         if not guesses:
             return False
         k = min(guesses)[1]
