@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 from rlspec.audit.drift_report import DriftReport
 from rlspec.audit.logprob_drift import LogprobDrift
 from rlspec.config import Config, InFlightMode, change_sampling, with_sampling
+from rlspec.config_disable import without_drafter_if_disabled
 from rlspec.config_files import load_config
 from rlspec.config_sampling import SamplingConfig
-from rlspec.errors import InputError, missing_engine
+from rlspec.errors import missing_engine
 from rlspec.metrics import Metrics
+from rlspec.policy_specs import check_k_trace, configured_spec
 from rlspec.prompts import PromptLike, Rejected, as_prompts, first_error
-from rlspec.speculation.build import PolicySpec, fixed_spec, replay_spec
-from rlspec.types import Prompt, Rollout, StepFacts
+from rlspec.speculation.build import PolicySpec, learns, replay_spec
+from rlspec.speculation.estimates_file import load_estimates, save_estimates
+from rlspec.types import Event, Prompt, Rollout, StepFacts
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -44,6 +47,7 @@ class Accelerator:
         config: The configuration.
         metrics: Prometheus metrics of this accelerator.
         steps: What each engine step of the last call did (about 1 kB a step at batch 32).
+        events: What happened in them that a person should hear of; logged as warnings too.
 
     Raises:
         ConfigError, ModelError, SetupError: The configuration, a checkpoint or this machine is refused.
@@ -51,10 +55,13 @@ class Accelerator:
     """
 
     def __init__(self, config: Config | str | Path | None = None) -> None:
-        self.config = config if isinstance(config, Config) else load_config(config)
+        given = config if isinstance(config, Config) else load_config(config)
+        self.config = without_drafter_if_disabled(given)
         self.metrics = Metrics()
         self._drift = LogprobDrift(self.config.drift)
         self.steps: list[StepFacts] = []
+        self.events: list[Event] = []
+        self._is_closed = False
         try:  # Here, so that `import rlspec` loads neither torch nor vLLM.
             from rollout.engine import RolloutEngine
         except ImportError as error:
@@ -65,6 +72,8 @@ class Accelerator:
             if port is not None:
                 logger.info("metrics on http://127.0.0.1:%d/metrics", self.metrics.serve(port))
             self._engine = RolloutEngine(self.config, self.metrics)
+            undo.callback(self._engine.close)
+            self._recall()
             undo.pop_all()
 
     def generate(
@@ -136,8 +145,14 @@ class Accelerator:
             for index in range(parameters.n)
         )
         steps: list[StepFacts] = []
-        run: Iterator[Rollout] = self._engine.run(requests, self._policy_spec(k_trace), steps.extend)
-        self.steps = steps
+        events: list[Event] = []
+
+        def on_steps(new_steps: Sequence[StepFacts], new_events: Sequence[Event]) -> None:
+            steps.extend(new_steps)
+            events.extend(new_events)
+
+        run: Iterator[Rollout] = self._engine.run(requests, self._policy_spec(k_trace), on_steps)
+        self.steps, self.events = steps, events
         return run
 
     def observe_trainer_logprobs(
@@ -201,8 +216,11 @@ class Accelerator:
         return [facts.num_draft_tokens for facts in self.steps]
 
     def close(self) -> None:
-        """Stop the engine and free its memory."""
+        """Stop the engine and free its memory; what was learnt of costs and acceptance is kept on disk."""
         self.metrics.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._remember()
         self._engine.close()
 
     def __enter__(self) -> Accelerator:
@@ -243,20 +261,30 @@ class Accelerator:
 
     def _policy_spec(self, k_trace: Sequence[int] | None) -> PolicySpec:
         if k_trace is None:
-            off = self.config.speculation.policy == "off"
-            return fixed_spec(0 if off else self.config.num_draft_tokens)
-        if not isinstance(k_trace, Sequence):
-            fix = "Give accelerator.k_trace of an earlier call."
-            raise InputError("k_trace", given=k_trace, allowed="a list of integers", fix=fix)
-        if not self.config.engine.in_process:
-            fix = "Set engine.in_process to true, or leave k_trace out: a fixed K repeats in both modes."
-            allowed = "none with engine.in_process: false, where requests reach running steps by chance"
-            raise InputError("k_trace", given=f"{len(k_trace)} steps", allowed=allowed, fix=fix)
-        largest = self.config.drafter.max_draft_tokens
-        bad = next((k for k in k_trace if type(k) is not int or not 0 <= k <= largest), None)
-        if bad is not None:
-            allowed = f"0 to {largest}, the drafter's num_speculative_tokens"
-            raise InputError(
-                "k_trace", given=bad, allowed=allowed, fix="Replay with the drafter of that run."
-            )
+            return configured_spec(self.config)
+        check_k_trace(k_trace, self.config)
         return replay_spec(k_trace)
+
+    def _recall(self) -> None:
+        """Let the policy go on with what an earlier run learnt on this machine."""
+        if not self._remembers:
+            return
+        key = self._engine.estimates_key()
+        state = load_estimates(key)
+        if state is None:
+            return
+        refusal = self._engine.restore(configured_spec(self.config), state)
+        if refusal:
+            logger.warning("%s is left out, costs are measured anew: %s", key.path(), refusal)
+        else:
+            logger.info("step costs and acceptance of earlier runs: %s", key.path())
+
+    def _remember(self) -> None:
+        """Keep what was learnt for the next run."""
+        if self._remembers and (state := self._engine.learnt(configured_spec(self.config))) is not None:
+            save_estimates(self._engine.estimates_key(), state)
+
+    @property
+    def _remembers(self) -> bool:
+        is_learning = self._engine.counts_steps and learns(configured_spec(self.config))
+        return is_learning and self.config.speculation.remember

@@ -87,7 +87,7 @@ def run_demo(config: Config, runs: Path) -> bool:
             for round_index in range(NUM_ROUNDS):
                 for arm in arms:
                     writer.write_groups(arm.run(round_index))
-                step_writer.write(speculating.steps)
+                step_writer.write(speculating.steps, speculating.events)
         verdict = _greedy_identity(plain, speculating)
     _report(folder, [arm.report() for arm in arms], verdict, time.perf_counter() - started)
     return verdict.passed

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from rlspec.audit.drift_report import DriftReport, DriftStatistic
 from rlspec.config import InFlightMode
 from rlspec.errors import ConfigError
-from rlspec.types import Reason, Rollout, StepFacts
+from rlspec.savings import saved_seconds
+from rlspec.types import Event, Reason, Rollout, StepFacts
 
 PAUSE_SECONDS_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 STEP_SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -57,6 +58,30 @@ class Metrics:
         for statistic, gauge in self._drift.items():
             gauge.set(math.nan)  # 0 would read as measured
             self._drift_events.labels(statistic.value)
+        self._events = counter(
+            "rlspec_events", "What happened in the scheduler.", ["kind"], registry=registry
+        )
+        self._preemptions = counter(
+            "rlspec_preemptions",
+            "Requests that lost their KV cache and computed it again.",
+            registry=registry,
+        )
+        self._speculating = counter(
+            "rlspec_speculating_steps", "Engine steps that drafted or verified drafts.", registry=registry
+        )
+        self._saved_seconds = Gauge(
+            "rlspec_saved_seconds",
+            "Seconds saved so far against the estimate of plain decoding; below 0: lost.",
+            registry=registry,
+        )
+        self._expected_seconds = Gauge(
+            "rlspec_expected_step_seconds",
+            "Step seconds expected of the K of the last step.",
+            registry=registry,
+        )
+        self._plain_seconds = Gauge(
+            "rlspec_plain_step_seconds", "Step seconds expected of K = 0 in the last step.", registry=registry
+        )
         self._k = Gauge("rlspec_num_draft_tokens", "K of the last step.", registry=registry)
         self._batch = Gauge("rlspec_batch_size", "Requests in the last step.", registry=registry)
         self._waiting = Gauge(
@@ -88,6 +113,12 @@ class Metrics:
     def observe_steps(self, steps: Iterable[StepFacts]) -> None:
         """Count finished engine steps."""
         for facts in steps:
+            self._preemptions.inc(facts.num_preempted)
+            self._saved_seconds.inc(saved_seconds(facts))
+            self._speculating.inc(facts.num_draft_tokens > 0 or any(facts.num_drafted))
+            if facts.expected_seconds:
+                self._expected_seconds.set(facts.expected_seconds)
+                self._plain_seconds.set(facts.plain_seconds)
             self._steps.labels(facts.reason.value).inc()
             self._step_seconds.observe(facts.step_seconds)
             self._k.set(facts.num_draft_tokens)
@@ -122,6 +153,10 @@ class Metrics:
         self.set_policy_version(version)
         self._updates.labels(in_flight).inc()
         self._pause_seconds.observe(pause_seconds)
+
+    def count_event(self, event: Event) -> None:
+        """Count something that a person should hear of."""
+        self._events.labels(event.kind.value).inc()
 
     def count_skipped(self, what: str, count: int = 1) -> None:
         """Count something that was asked for and not done."""

@@ -27,7 +27,7 @@ from rlspec.report import ArmReport, comparison_rows, write_report
 from rlspec.rollout_files import RolloutWriter, check_resumable, write_rejected, write_text
 from rlspec.statistics import summarise
 from rlspec.step_files import STEPS, StepWriter
-from rlspec.types import Rollout, StepFacts
+from rlspec.types import Event, Rollout, StepFacts
 
 logger = logging.getLogger("rlspec.rollout")
 
@@ -133,7 +133,7 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
         started = time.perf_counter()
         stream = accelerator.stream_encoded(todo, k_trace=k_trace)
         with (
-            _recorded(stream, accelerator.steps, step_writer) as recorded,
+            _recorded(stream, accelerator.steps, accelerator.events, step_writer) as recorded,
             progress(recorded, len(todo) * group_size, "rollouts") as shown,
         ):
             rollouts = writer.write_groups(shown)
@@ -145,16 +145,17 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
 
 @contextmanager
 def _recorded(
-    rollouts: Iterator[Rollout], steps: Sequence[StepFacts], writer: StepWriter
+    rollouts: Iterator[Rollout], steps: Sequence[StepFacts], events: Sequence[Event], writer: StepWriter
 ) -> Iterator[Iterator[Rollout]]:
-    """Pass rollouts through; write the steps, whose list grows, with each rollout and however it ends."""
-    num_written = 0
+    """Pass rollouts through; write steps and events, whose lists grow, with each and however it ends."""
+    num_steps = num_events = 0
 
     def write_new() -> None:
-        nonlocal num_written
-        new = steps[num_written:]
-        num_written += len(new)
-        writer.write(new)
+        nonlocal num_steps, num_events
+        new_steps, new_events = steps[num_steps:], events[num_events:]
+        num_steps += len(new_steps)
+        num_events += len(new_events)
+        writer.write(new_steps, new_events)
 
     def passed() -> Iterator[Rollout]:
         for rollout in rollouts:

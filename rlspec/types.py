@@ -63,6 +63,16 @@ class Event:
     step_index: int
     text: str
 
+    def as_row(self) -> list[object]:
+        """The fields in order as plain values, for a message between processes."""
+        return [self.kind.value, self.step_index, self.text]
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> Event:
+        """The event behind `as_row`."""
+        kind, step_index, text = row
+        return cls(EventKind(kind), step_index, text)
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

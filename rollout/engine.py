@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ from rlspec.config_sampling import SamplingConfig
 from rlspec.errors import EngineError, InputError
 from rlspec.metrics import Metrics
 from rlspec.speculation.build import PolicySpec
-from rlspec.types import Rollout, StepFacts
+from rlspec.speculation.estimates_file import EstimatesKey
+from rlspec.types import Event, Rollout, StepFacts
 from rollout.engine_core import EngineCoreLine
 from rollout.engine_start import drafter_version, start_engine
+from rollout.estimates_key import estimates_key
 from rollout.policy_sync import PolicySync
 from rollout.requests import Recording, RolloutRequest
-from rollout.run import Run
+from rollout.run import OnSteps, Run
 from rollout.sampling import EngineTraits, RequestSampling, prepare_sampling, verify_params
 
 STEP_FAULTS = (
@@ -87,6 +89,15 @@ class RolloutEngine:
         """The policy's tokenizer (transformers), or None with `skip_tokenizer_init`."""
         return self._llm.llm_engine.tokenizer
 
+    def estimates_key(self) -> EstimatesKey:
+        """What measured step costs and acceptance of this engine belong to."""
+        return estimates_key(self._llm.llm_engine.vllm_config, self.config)
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the engine runs our scheduler; with `speculation.enabled: false` it does not."""
+        return self._core.has_our_scheduler
+
     @property
     def policy_version(self) -> int:
         """Version of the weights that the next step computes with."""
@@ -116,7 +127,7 @@ class RolloutEngine:
         self,
         requests: Iterable[RolloutRequest],
         policy: PolicySpec,
-        on_steps: Callable[[Sequence[StepFacts]], None],
+        on_steps: OnSteps,
     ) -> Iterator[Rollout]:
         """Draw the requested samples and yield each when it is finished.
 
@@ -164,7 +175,8 @@ class RolloutEngine:
         self._run = run
         try:
             with _named_death():
-                self._core.call("begin", policy)
+                if self.counts_steps:
+                    self._core.call("begin", policy)
                 yield from run.rollouts()
         finally:
             self._run = None
@@ -248,8 +260,20 @@ class RolloutEngine:
         while self._llm.llm_engine.has_unfinished_requests():
             self._llm.llm_engine.step()
 
-    def take_steps(self) -> list[StepFacts]:
-        """The engine's steps since the last call."""
+    def learnt(self, policy: PolicySpec) -> dict[str, Any] | None:
+        """What the policy of this spec has learnt, as plain values; None: nothing that can be kept."""
+        state: dict[str, Any] | None = None
+        if self.counts_steps and not self._is_dead and not self._is_closed:
+            state = self._core.call("learnt", policy)
+        return state
+
+    def restore(self, policy: PolicySpec, state: dict[str, Any]) -> str | None:
+        """Let the policy of this spec go on with what an earlier run learnt; else why it cannot."""
+        refusal: str | None = self._core.call("restore", policy, state)
+        return refusal
+
+    def take_steps(self) -> tuple[list[StepFacts], list[Event]]:
+        """The engine's steps since the last call, and what happened in them."""
         return self._core.take_steps()
 
 

@@ -15,14 +15,19 @@ from vllm import LLM
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rlspec.types import StepFacts
+from rlspec.types import Event, StepFacts
 
 
 class EngineCoreLine:
-    """Reaches `rlspec_` methods of the scheduler, wherever the engine core runs."""
+    """Reaches `rlspec_` methods of the scheduler, wherever the engine core runs.
+
+    Attributes:
+        has_our_scheduler: False for an engine with vLLM's own scheduler, which has no such methods.
+    """
 
     def __init__(self, llm: LLM) -> None:
         self._client = llm.llm_engine.engine_core
+        self.has_our_scheduler = llm.llm_engine.vllm_config.scheduler_config.scheduler_cls is not None
         self._is_in_process = isinstance(self._client, InprocClient)
         if not self._is_in_process:
             threading.Thread(target=self._watch, name="rlspec-engine-core-watch", daemon=True).start()
@@ -37,12 +42,26 @@ class EngineCoreLine:
             return self._client.engine_core.rlspec_call(method, *args)
         return self._client.call_utility("rlspec_call", method, *args)
 
-    def take_steps(self) -> list[StepFacts]:
-        """The engine's steps since the last call."""
+    def take_steps(self) -> tuple[list[StepFacts], list[Event]]:
+        """The engine's steps since the last call, and what happened in them."""
+        if not self.has_our_scheduler:
+            return [], []
         if self._is_in_process:
-            steps: list[StepFacts] = self.call("take_steps")
-            return steps
-        return [StepFacts.from_row(row) for row in self.call("take_step_rows")]
+            steps, events = self.call("take_steps")
+            return steps, events
+        steps, events = self.call("take_step_rows")
+        return [StepFacts.from_row(row) for row in steps], [Event.from_row(row) for row in events]
+
+    def mark(self, cause: str) -> None:
+        """Tell whoever chooses K that the policy or the drafter changed."""
+        if self.has_our_scheduler:
+            self.call("mark", cause)
+
+    def forget_kv(self) -> bool:
+        """Drop every key and value computed so far; False when vLLM cannot drop them all."""
+        if self.has_our_scheduler:
+            return bool(self.call("forget_kv"))
+        return bool(self._client.reset_prefix_cache())
 
     def pause(self) -> None:
         """Let the step that runs end and start no other; then `has_outputs` is final.

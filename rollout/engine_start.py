@@ -62,6 +62,7 @@ def start_engine(config: Config, check_patches: bool = True) -> LLM:
         if check_patches:
             _check_patches(llm)
         _check_started(config, llm)
+        _skip_idle_drafter(config, llm)
         undo.pop_all()
     logger.info("engine ready in %.1f s: %s", time.perf_counter() - started, policy_path)
     return llm
@@ -85,6 +86,16 @@ def _check_started(config: Config, llm: LLM) -> None:
             allowed=f"less than max_model_len {max_model_len}",
             fix="Lower it: drafts far ahead are rarely accepted.",
         )
+
+
+def _skip_idle_drafter(config: Config, llm: LLM) -> None:
+    """Let the drafter rest while K is 0, where this vLLM and this method allow it."""
+    speculation = config.speculation
+    if config.drafter.speculative_config is None or not speculation.skip_idle_drafter:
+        return
+    answers = llm.collective_rpc("rlspec_skip_idle_drafter", args=(speculation.catch_up_tokens,))
+    for reason in {answer for answer in answers if answer is not None}:
+        logger.warning("the drafter runs at K = 0 too (speculation.skip_idle_drafter): %s", reason)
 
 
 def refuse_plain_on_v2(config: Config, use_v2_model_runner: bool) -> None:

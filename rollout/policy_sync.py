@@ -69,6 +69,10 @@ class PolicySync:
             fix = "Name one of them, or leave it out for policy.in_flight of the configuration."
             allowed = ", ".join(get_args(InFlightMode))
             raise InputError("in_flight", given=in_flight, allowed=allowed, fix=fix)
+        if in_flight != "drain" and not self._core.has_our_scheduler:
+            fix = "Use drain, or set speculation.enabled to true (with drafter.speculative_config: null)."
+            allowed = "drain, with vLLM's own scheduler, which does not tell who has got tokens"
+            raise InputError("in_flight", given=in_flight, allowed=allowed, fix=fix)
         self._require_loader()
         if self._running is None:
             revision = self._llm.llm_engine.model_config.revision
@@ -96,6 +100,7 @@ class PolicySync:
                 if in_flight == "abort":
                     num_cut, num_again = run.cut()
             self._load(path)
+            self._core.mark(f"after the update to policy version {version}")
             old_version, self.version, self.path = self.version, version, path
             if run is not None:
                 num_kept = run.go_on_under(version)
@@ -142,7 +147,7 @@ class PolicySync:
     def _load(self, path: str) -> None:
         answers = self._llm.collective_rpc("rlspec_load_policy", args=(path,))
         failures = [answer for answer in answers if answer is not None]
-        if not failures and not self._core.call("forget_kv"):
+        if not failures and not self._core.forget_kv():
             failures.append("vLLM did not reset its KV cache, which holds the old policy's keys and values")
         if failures:
             self._failure = failures[0]

@@ -66,6 +66,10 @@ class InFlight:
         for position in range(num_accepted):
             self.accepted_by_position[position] += 1
 
+    def count_all(self, num_tokens: int) -> None:
+        """Give all tokens to the present version: for engines that do not count steps."""
+        self.tokens_by_version = {self.policy_version: num_tokens}
+
     def policy_spans(self, num_tokens: int) -> tuple[PolicySpan, ...]:
         """The versions of the response's `num_tokens` tokens.
 

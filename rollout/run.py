@@ -21,7 +21,7 @@ from vllm import RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rlspec.errors import EngineError
-from rlspec.types import FinishReason, Rollout, StepFacts
+from rlspec.types import Event, FinishReason, Rollout, StepFacts
 from rollout.requests import InFlight, RolloutRequest
 from rollout.sampling import sample_seed
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from rollout.engine import RolloutEngine
 
 logger = logging.getLogger("rlspec.rollout.engine")
+
+OnSteps = Callable[[Sequence[StepFacts], Sequence[Event]], None]
+"""Called with the engine's steps as they become known, and with what happened in them."""
 
 STEPS_BETWEEN_FETCHES = 64
 """The scheduler is asked for its steps at least this often; from another process a call costs about 1 ms."""
@@ -45,7 +48,7 @@ class Run:
         self,
         engine: RolloutEngine,
         requests: Iterable[RolloutRequest],
-        on_steps: Callable[[Sequence[StepFacts]], None],
+        on_steps: OnSteps,
     ) -> None:
         self.is_suspended = False
         self._engine = engine
@@ -80,10 +83,11 @@ class Run:
     def drain(self) -> int:
         """Finish what has begun, hand nothing new to vLLM; returns how many requests that was.
 
-        Requests without a token yet wait again: they are drawn under the new policy.
+        Requests without a token yet wait again: they are drawn under the new policy. vLLM's own scheduler
+        does not tell which those are, so with it all are finished.
         """
         self._fetch_steps()
-        waiting = self._without_tokens()
+        waiting = self._without_tokens() if self._engine.counts_steps else []
         self._engine.drop(waiting)
         self._begin_again(waiting)
         num_requests = len(self._in_flight)
@@ -171,7 +175,7 @@ class Run:
 
     def _fetch_steps(self) -> None:
         self._num_unfetched_steps = 0
-        steps = self._engine.take_steps()
+        steps, events = self._engine.take_steps()
         for facts in steps:
             columns = zip(
                 facts.request_ids, facts.num_drafted, facts.num_accepted, facts.num_emitted, strict=True
@@ -180,7 +184,10 @@ class Run:
                 if internal_id in self._request_ids:
                     self._in_flight[self._request_ids[internal_id]].add_step(*counts)
         self._engine.metrics.observe_steps(steps)
-        self._on_steps(steps)
+        for event in events:
+            self._engine.metrics.count_event(event)
+            logger.warning("step %d: %s: %s", event.step_index, event.kind.value, event.text)
+        self._on_steps(steps, events)
 
     def _without_tokens(self) -> list[str]:
         return [request_id for request_id, record in self._in_flight.items() if not record.num_tokens]
@@ -205,6 +212,8 @@ class Run:
             for position, token in zip(completion.logprobs or (), token_ids, strict=True)
         )
         _require_finite(logprobs, record.request.group_id)
+        if not self._engine.counts_steps:
+            record.count_all(len(token_ids))
         spans = record.policy_spans(len(token_ids))
         return Rollout(
             group_id=record.request.group_id,

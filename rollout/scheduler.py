@@ -11,6 +11,7 @@ attaches: in process directly, else as a utility call of vLLM's own client.
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
@@ -25,8 +26,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 
-from rlspec.speculation.build import PolicySpec, build_policy, fixed_spec
-from rlspec.types import Decision, Reason, StepFacts
+from rlspec.speculation.build import PolicySpec, build_policy, fixed_spec, learns
+from rlspec.speculation.guard import GuardedPolicy
+from rlspec.speculation.policies.base import DraftLengthPolicy
+from rlspec.types import Decision, Event, Reason, StepFacts
 from rollout.audit_recorder import AuditRecorder, VerificationRow
 from rollout.sampling import unmark_plain
 from rollout.step_reading import read_contexts, read_load, read_verified
@@ -70,6 +73,7 @@ class _LiveScheduling:
         self._offered: dict[str, int] = {}  # draft tokens that a request's last step lets it have
         speculative = self.vllm_config.speculative_config
         self._can_trim = speculative is not None and speculative.method not in METHODS_THAT_NEED_DRAFTS
+        self._learning: dict[str, GuardedPolicy] = {}  # by spec; what they learnt is kept from run to run
         self.rlspec_begin(fixed_spec(self.num_spec_tokens))
         if self.num_spec_tokens:
             # vLLM's list of K by batch size: while there is one it neither pads drafts nor compiles for one
@@ -79,22 +83,45 @@ class _LiveScheduling:
             threading.Thread(target=_end_with, args=(parent,), name="rlspec-parent", daemon=True).start()
 
     def rlspec_begin(self, policy_spec: PolicySpec) -> None:
-        """Start a run: a new policy, step 0, no steps kept."""
-        self._policy = build_policy(policy_spec)
+        """Start a run: step 0, no steps kept; a policy that learns goes on where it was."""
+        self._policy = self._policy_of(policy_spec)
         self._num_steps = 0
         self._num_decided = 0
         self._scheduled.clear()  # of a step that failed
         self._steps.clear()
 
-    def rlspec_take_steps(self) -> list[StepFacts]:
-        """The steps since the last call."""
+    def _policy_of(self, spec: PolicySpec) -> DraftLengthPolicy:
+        if not learns(spec):
+            return build_policy(spec)
+        key = json.dumps(spec, sort_keys=True)
+        if key not in self._learning:
+            self._learning[key] = build_policy(spec)
+        return self._learning[key]
+
+    def rlspec_take_steps(self) -> tuple[list[StepFacts], list[Event]]:
+        """The steps and events since the last call."""
         steps = list(self._steps)
         self._steps.clear()
-        return steps
+        return steps, self._policy.take_events()
 
-    def rlspec_take_step_rows(self) -> list[list[object]]:
+    def rlspec_take_step_rows(self) -> tuple[list[list[object]], list[list[object]]]:
         """`rlspec_take_steps` as plain values, for another process."""
-        return [facts.as_row() for facts in self.rlspec_take_steps()]
+        steps, events = self.rlspec_take_steps()
+        return [facts.as_row() for facts in steps], [event.as_row() for event in events]
+
+    def rlspec_mark(self, cause: str) -> None:
+        """The policy or the drafter changed: what was learnt of acceptance is old."""
+        for policy in self._learning.values():
+            policy.mark(cause)
+
+    def rlspec_learnt(self, policy_spec: PolicySpec) -> dict[str, Any] | None:
+        """What the policy of this spec has learnt, as plain values; None: nothing that can be kept."""
+        policy = self._policy_of(policy_spec)
+        return policy.state() if learns(policy_spec) else None
+
+    def rlspec_restore(self, policy_spec: PolicySpec, state: dict[str, Any]) -> str | None:
+        """Let the policy of this spec go on with what an earlier run learnt; else why it cannot."""
+        return self._policy_of(policy_spec).restore(state)
 
     def rlspec_start_recording(self) -> None:
         """Record drafts, sampled tokens and vLLM's own counts, for the correctness audit."""

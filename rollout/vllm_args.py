@@ -58,10 +58,11 @@ def engine_arguments(config: Config, policy_path: str) -> dict[str, Any]:
     if config.drafter.speculative_config is not None:
         _check_speculation(config, arguments)
         arguments["speculative_config"] = dict(config.drafter.speculative_config)
+    if config.speculation.enabled:
+        arguments["scheduler_cls"] = "rollout.scheduler.live_scheduler"
     return {
         **arguments,
         "model": policy_path,
-        "scheduler_cls": "rollout.scheduler.live_scheduler",
         "worker_extension_cls": "rollout.worker.WorkerExtension",
     }
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from safetensors import SafetensorError
 from vllm.config import LoadConfig
 
+from rollout.idle_drafter import METHODS_THAT_CATCH_UP, METHODS_WITHOUT_STATE, IdleDrafter
 from rollout.vllm_patches import patch_statuses
 
 LOAD_ERRORS = (
@@ -30,6 +31,27 @@ class WorkerExtension:
         """The state of each patch in this worker, as plain values."""
         return [list(status.as_row()) for status in patch_statuses()]
 
+    def rlspec_skip_idle_drafter(self, window_tokens: int) -> str | None:
+        """Do not run the drafter while K is 0; returns why this worker's drafter keeps running."""
+        runner = self.model_runner
+        config = self.vllm_config.speculative_config
+        if not hasattr(runner, "drafter"):  # another pipeline stage has it
+            return None
+        if self.vllm_config.use_v2_model_runner:
+            return "vLLM's V2 model runner drafts in other code"
+        if config.method not in METHODS_THAT_CATCH_UP | METHODS_WITHOUT_STATE:
+            return f"the method {config.method!r} cannot catch up"
+        if config.disable_padded_drafter_batch or getattr(runner, "uses_mrope", False):
+            return "disable_padded_drafter_batch, or a policy with M-RoPE"
+        self._idle_drafter = IdleDrafter(runner, window_tokens)
+        runner.propose_draft_token_ids = self._idle_drafter.propose
+        return None
+
+    def rlspec_idle_drafter_counts(self) -> list[int]:
+        """Steps without the drafter, and tokens that it caught up on; empty where it is not skipped."""
+        idle = getattr(self, "_idle_drafter", None)
+        return [] if idle is None else [idle.num_skipped_steps, idle.num_caught_up_tokens]
+
     def rlspec_load_policy(self, path: str) -> str | None:
         """Load a checkpoint's weights into the policy in place, this worker's share of them.
 
@@ -41,6 +63,8 @@ class WorkerExtension:
                 self.reload_weights(weights_path=path)
         except LOAD_ERRORS as error:
             return f"{type(error).__name__}: {error}"
+        if (idle := getattr(self, "_idle_drafter", None)) is not None:
+            idle.forget()
         return None
 
 

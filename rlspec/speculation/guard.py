@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
-from rlspec.speculation.policies.base import DraftLengthPolicy
+from rlspec.speculation.policies.base import LearningPolicy
 from rlspec.types import Decision, Event, EventKind, Load, Reason, StepFacts
 
 logger = logging.getLogger("rlspec.speculation")
@@ -19,7 +21,7 @@ class GuardedPolicy:
     rollout, whatever is wrong with it. The event, the log's traceback and the reason of every step say so.
     """
 
-    def __init__(self, policy: DraftLengthPolicy, max_draft_tokens: int) -> None:
+    def __init__(self, policy: LearningPolicy, max_draft_tokens: int) -> None:
         self.policy = policy
         self._max_draft_tokens = max_draft_tokens
         self._events: list[Event] = []
@@ -57,6 +59,18 @@ class GuardedPolicy:
     def mark(self, cause: str) -> None:
         """Tell the policy of a change, and give one that failed no second chance."""
         self.policy.mark(cause)
+
+    def state(self) -> dict[str, Any] | None:
+        """What the policy has learnt, as plain values; None if it failed."""
+        return None if self._has_failed else self.policy.state()
+
+    def restore(self, state: Mapping[str, Any]) -> str | None:
+        """Go on with what an earlier run learnt; returns why it cannot be used, and then starts afresh."""
+        try:
+            self.policy.restore(state)
+        except (KeyError, TypeError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+        return None
 
     def _fail(self, error: Exception, step_index: int) -> None:
         self._has_failed = True

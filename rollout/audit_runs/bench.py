@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,9 +20,8 @@ from rollout.audit_runs.subjects import Drafter, Subject
 from rollout.engine import RolloutEngine
 from rollout.reference import ReferenceModel
 from rollout.requests import RolloutRequest
+from rollout.run import OnSteps
 from rollout.sampling import RequestSampling
-
-OnSteps = Callable[[Sequence[StepFacts]], None]
 
 MAX_STEPS = 50_000
 """K is given for this many steps: more than any check takes."""
@@ -74,7 +73,7 @@ class AuditEngine:
         num_samples: int = 1,
         random_k: bool = False,
         varied_lengths: Sequence[int] = (),
-        on_steps: OnSteps = lambda steps: None,
+        on_steps: OnSteps = lambda steps, events: None,
     ) -> Iterator[Rollout]:
         """Draw responses, each yielded when it has ended.
 
@@ -103,7 +102,7 @@ class AuditEngine:
     ) -> Drawn:
         """As `stream`, ordered by prompt, then sample."""
         steps: list[StepFacts] = []
-        rollouts = list(self.stream(prompts, sampling, on_steps=steps.extend, **how))
+        rollouts = list(self.stream(prompts, sampling, on_steps=lambda new, events: steps.extend(new), **how))
         rollouts.sort(key=lambda rollout: (int(rollout.group_id), rollout.sample_index))
         return Drawn(rollouts, steps)
 
@@ -120,7 +119,7 @@ class AuditEngine:
             RolloutRequest(str(index), 0, tuple(prompt), self.prepare(sampling))
             for index, (prompt, sampling) in enumerate(requests)
         ]
-        rollouts = self.engine.run(rows, self._policy(False), lambda steps: None)
+        rollouts = self.engine.run(rows, self._policy(False), lambda steps, events: None)
         return sorted(rollouts, key=lambda rollout: int(rollout.group_id))
 
     def num_cached_tokens(self, prompt: Sequence[int]) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlspec.types import Decision, Event, Load, StepFacts
 
@@ -28,6 +29,22 @@ class DraftLengthPolicy(Protocol):
 
     def mark(self, cause: str) -> None:
         """The policy or the drafter changed: `cause` says what happened, for a person."""
+        ...
+
+
+class LearningPolicy(DraftLengthPolicy, Protocol):
+    """A policy whose knowledge outlives a run and a process."""
+
+    def state(self) -> dict[str, Any]:
+        """What was learnt, as plain JSON values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on with what an earlier run learnt.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is no such state; nothing has changed.
+        """
         ...
 
 

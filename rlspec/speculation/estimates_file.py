@@ -1,0 +1,84 @@
+"""Owns what was learnt of costs and acceptance on disk, so that the next run starts warm.
+
+One file for each machine, policy architecture, drafter and engine build: estimates of another would mislead.
+Losing such a file costs a few trials, so nothing that is wrong with it stops a run: it warns and is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger("rlspec.speculation")
+
+FORMAT = 1
+CACHE_VARIABLE = "RLSPEC_CACHE"
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatesKey:
+    """What estimates belong to.
+
+    Attributes:
+        machine: Processors and devices.
+        policy: The policy's architecture; its weights change while it trains.
+        drafter: Method and architecture of the drafter, and the largest K.
+        engine: vLLM's version and arguments.
+    """
+
+    machine: str
+    policy: str
+    drafter: str
+    engine: str
+
+    def path(self) -> Path:
+        """Where they are kept."""
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        cache = os.environ.get(CACHE_VARIABLE)
+        folder = Path(cache) if cache else Path.home() / ".cache" / "rlspec"
+        return folder / "estimates" / f"{digest[:24]}.json"
+
+
+def save_estimates(key: EstimatesKey, state: Mapping[str, Any]) -> Path | None:
+    """Replace the file of this key, by rename; None where that is not possible, with a warning."""
+    path = key.path()
+    text = json.dumps({"format": FORMAT, "key": asdict(key), "state": state}, allow_nan=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+            os.replace(partial, path)
+        except OSError:
+            os.unlink(partial)
+            raise
+    except OSError as error:
+        logger.warning("what was learnt of step costs is not kept: %s: %s", path, error.strerror or error)
+        return None
+    return path
+
+
+def load_estimates(key: EstimatesKey) -> dict[str, Any] | None:
+    """What an earlier run of this key has learnt; None without one, and with a warning if it is unusable."""
+    path = key.path()
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != FORMAT or content["key"] != asdict(key):
+            raise ValueError(f"format {content['format']!r} or key {content['key']!r} of something else")
+        state = content["state"]
+        if not isinstance(state, dict):
+            raise TypeError(f"state is {state!r}")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s is left out, costs are measured anew: %s: %s", path, type(error).__name__, error)
+        return None
+    return state
