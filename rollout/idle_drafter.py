@@ -72,14 +72,23 @@ class IdleDrafter:
             return [[] for _ in request_ids]
         if self._kept is not None:
             self._kept.drop(scheduler_output.finished_req_ids)
-        is_decoding = spec_decode_metadata is None and num_tokens == len(request_ids)
+        has_drafts = bool(scheduler_output.scheduled_spec_decode_tokens)
+        is_decoding = not has_drafts and num_tokens == len(request_ids)
         if self._has_state and is_decoding and not num_draft_tokens:
-            states = self._states(num_tokens, hidden_states, aux_hidden_states)
-            return self._skip(request_ids, states, sampled_token_ids)
+            if self._window_tokens:
+                self._keep(request_ids, slice(num_tokens), hidden_states, aux_hidden_states)
+            return self._skip(num_tokens, sampled_token_ids)
         if self._kept:
-            self._drop_recomputed(scheduler_output)
+            single = self._drop_recomputed(scheduler_output)
             if num_draft_tokens:
                 self._catch_up(common_attn_metadata, sampling_metadata)
+            elif single:
+                # No gap in what is kept, although the stock path gives the drafter these tokens.
+                places = torch.tensor(
+                    [request_ids.index(name) for name in single], device=self._runner.device
+                )
+                rows = common_attn_metadata.query_start_loc[places].long()
+                self._keep(single, rows, hidden_states, aux_hidden_states)
         return self._stock(
             scheduler_output,
             sampled_token_ids,
@@ -97,45 +106,51 @@ class IdleDrafter:
         if self._kept is not None:
             self._kept.clear()
 
-    def _states(
-        self, num_tokens: int, hidden_states: torch.Tensor, aux_hidden_states: list[torch.Tensor] | None
-    ) -> list[torch.Tensor]:
-        """What the drafter reads of the target, side by side; nothing for a draft model."""
-        if not self._runner.drafter.pass_hidden_states_to_model:
-            return []
-        if self._runner.use_aux_hidden_state_outputs:
-            assert aux_hidden_states is not None
-            return [states[:num_tokens] for states in aux_hidden_states]
-        return [hidden_states[:num_tokens]]
+    def _keep(
+        self,
+        request_ids: list[str],
+        rows: slice | torch.Tensor,
+        hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+    ) -> None:
+        """Keep what the drafter reads of the target at one row of each request; nothing for a draft model."""
+        runner = self._runner
+        parts: list[torch.Tensor] = []
+        if runner.drafter.pass_hidden_states_to_model:
+            all_states = aux_hidden_states if runner.use_aux_hidden_state_outputs else [hidden_states]
+            parts = [states[rows] for states in all_states or ()]
+        if self._kept is None:
+            width = sum(part.shape[-1] for part in parts)
+            dtype = parts[0].dtype if parts else torch.float32
+            self._kept = KeptStates(self._window_tokens, runner.max_num_reqs, width, dtype, runner.device)
+        wide = torch.cat(parts, dim=-1) if parts else hidden_states[rows, :0]
+        num_tokens = hidden_states.shape[0]
+        ids, positions = runner.input_ids.gpu[:num_tokens], runner._get_positions(num_tokens)
+        self._kept.keep(request_ids, ids[rows], positions[rows], wide)
 
-    def _skip(self, request_ids: list[str], states: list[torch.Tensor], sampled_token_ids: Any) -> Any:
-        """Keep the states of a step with one token a request, and propose nothing."""
-        runner, num_tokens = self._runner, len(request_ids)
-        if self._window_tokens:
-            if self._kept is None:
-                width = sum(part.shape[-1] for part in states)
-                dtype = states[0].dtype if states else torch.float32
-                self._kept = KeptStates(self._window_tokens, runner.max_num_reqs, width, dtype, runner.device)
-            wide = torch.cat(states, dim=-1) if states else torch.empty(num_tokens, 0, device=runner.device)
-            self._kept.keep(
-                request_ids, runner.input_ids.gpu[:num_tokens], runner._get_positions(num_tokens), wide
-            )
+    def _skip(self, num_requests: int, sampled_token_ids: Any) -> torch.Tensor:
+        """Propose nothing, without the drafter."""
+        runner = self._runner
         if runner.valid_sampled_token_count_event is not None:  # asynchronous scheduling waits for it
-            drafter = runner.drafter
-            next_token_ids, num_valid = drafter.prepare_next_token_ids_padded(
+            next_token_ids, num_valid = runner.drafter.prepare_next_token_ids_padded(
                 sampled_token_ids, runner.requests, runner.input_batch, runner.discard_request_mask.gpu
             )
             runner._copy_valid_sampled_token_count(next_token_ids, num_valid)
-        runner._draft_probs = runner._draft_prob_req_ids = None
         self.num_skipped_steps += 1
-        return torch.empty(num_tokens, 0, dtype=torch.int64, device=runner.device)
+        return torch.empty(num_requests, 0, dtype=torch.int64, device=runner.device)
 
-    def _drop_recomputed(self, scheduler_output: SchedulerOutput) -> None:
-        """Forget requests that compute many tokens now: after a preemption their cache is made anew."""
+    def _drop_recomputed(self, scheduler_output: SchedulerOutput) -> list[str]:
+        """Forget requests that compute many tokens now: after a preemption their cache is made anew.
+
+        Returns:
+            The requests of this step of which tokens are kept, and which compute one token.
+        """
         assert self._kept is not None
         drafts = scheduler_output.scheduled_spec_decode_tokens
         scheduled = scheduler_output.num_scheduled_tokens
-        self._kept.drop([name for name, num in scheduled.items() if num - len(drafts.get(name, ())) > 1])
+        many = {name for name, num in scheduled.items() if num - len(drafts.get(name, ())) > 1}
+        self._kept.drop(many)
+        return [name for name in scheduled if self._kept.rows_of(name) and name not in drafts]
 
     def _catch_up(self, attention: CommonAttentionMetadata, sampling_metadata: Any) -> None:
         """Give the drafter the kept tokens of the requests of this step, as many in a forward as fit."""

@@ -39,9 +39,8 @@ class KeptStates:
         self._states_RH = torch.empty((num_rows, width), dtype=dtype, device=device)
         self._free = list(range(num_rows))
         self._rows: dict[str, deque[int]] = {}
-        self._order: deque[tuple[str, int]] = (
-            deque()
-        )  # rows in the order they were taken; some are free again
+        # Rows as they were taken; some of them are free again.
+        self._order: deque[tuple[str, int]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._rows)

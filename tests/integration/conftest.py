@@ -63,13 +63,19 @@ def tiny_config(target: Path, drafters: dict[str, dict[str, Any] | None]) -> Cal
         drafter: str = "ngram",
         sampling: dict[str, Any] | None = None,
         on_unsupported: str = "error",
+        speculation: dict[str, Any] | None = None,
         **vllm_args: Any,
     ) -> Config:
         return parse_config(
             {
                 "policy": {"model": str(target)},
                 "drafter": {"speculative_config": drafters[drafter]},
-                "speculation": {"on_unsupported": on_unsupported},
+                "speculation": {
+                    "policy": "fixed",
+                    "remember": False,
+                    "on_unsupported": on_unsupported,
+                    **(speculation or {}),
+                },
                 "engine": {"vllm_args": {**TINY_VLLM_ARGS, **vllm_args}},
                 "sampling": {"max_tokens": 24, "ignore_eos": True, **(sampling or {})},
                 "observability": {"vllm_log_level": "error"},
