@@ -11,7 +11,7 @@ from rlspec.speculation.policies.base import Outlook
 TRIAL_REQUEST_STEPS = 24
 """Request-steps with drafts that end a trial: a rate is then known to 0.1."""
 
-MIN_TRIAL_STEPS, MAX_TRIAL_STEPS = 3, 12
+MIN_TRIAL_STEPS, MAX_TRIAL_STEPS = 4, 12
 """Bounds of a trial in steps. The first one only drafts; twelve at batch 1 find a rate of 0.5 nearly
 surely."""
 
@@ -28,11 +28,13 @@ class Exploration:
 
     Attributes:
         num_trials: Begun so far.
+        is_blind: Whether the present trial is to measure costs first.
     """
 
     def __init__(self, fraction: float) -> None:
         """`fraction`: the share of the engine's seconds that trials may lose."""
         self.num_trials = 0
+        self.is_blind = False
         self._fraction = fraction
         self._elapsed = self._lost = 0.0
         self._trial_k = 0
@@ -68,8 +70,13 @@ class Exploration:
         """The drafter or the policy changed: what was tried says little."""
         self._pause_steps, self._num_paused = PAUSE_STEPS, 0
 
-    def begin(self, mean: Outlook, optimistic: Outlook, k_now: int, margin: float, price: float) -> bool:
-        """Whether a trial starts in this step; `trial_k` is then its K.
+    def begin_blind(self, mean: Outlook, price: float) -> None:
+        """Start a trial of K = 1 whose costs nobody has measured, if the budget allows it at any outcome."""
+        self._start(mean, 1, price)
+        self.is_blind = True
+
+    def begin(self, mean: Outlook, optimistic: Outlook, k_now: int, margin: float, price: float) -> None:
+        """Start a trial if one is worth it; `trial_k` is then its K.
 
         A K is a candidate if, at its optimistic acceptance, it beats the K of now by the margin, and if it
         pays from a conditional acceptance of MAX_BREAK_EVEN on. From K = 0 the cheapest guess is tried, else
@@ -82,8 +89,6 @@ class Exploration:
             margin: A fraction of the goodput.
             price: Seconds to wake the drafter; counted from K = 0 only.
         """
-        if not self.may_begin:
-            return False
         floor = (1.0 + margin) * mean.goodput(k_now)
         plain_seconds = mean.step_seconds(0)
         guesses = []
@@ -93,16 +98,16 @@ class Exploration:
             break_even = break_even_acceptance(k, mean.step_seconds(k) / plain_seconds)
             if break_even <= MAX_BREAK_EVEN:
                 guesses.append((abs(k - k_now) if k_now else break_even, k))
-        if not guesses:
-            return False
-        k = min(guesses)[1]
+        if guesses:
+            self._start(mean, min(guesses)[1], 0.0 if k_now else price)
+
+    def _start(self, mean: Outlook, k: int, price: float) -> None:
         num_steps = min(max(TRIAL_REQUEST_STEPS // mean.batch_size, MIN_TRIAL_STEPS), MAX_TRIAL_STEPS)
-        worst = num_steps * (mean.step_seconds(k) - plain_seconds) + (0.0 if k_now else price)
-        if self._lost + worst > self._fraction * self._elapsed:
-            return False
-        self.num_trials += 1
-        self._trial_k, self._num_left = k, num_steps
-        return True
+        worst = num_steps * (mean.step_seconds(k) - mean.step_seconds(0)) + price
+        if self._lost + worst <= self._fraction * self._elapsed:
+            self.num_trials += 1
+            self.is_blind = False
+            self._trial_k, self._num_left = k, num_steps
 
     def advance(self) -> None:
         """A step of the trial was decided; after the last one there is a pause, each longer than the last."""
