@@ -54,7 +54,7 @@ class KeptStates:
     ) -> None:
         """Keep one token of each request, the one after those kept of it before."""
         rows = [self._take(request_id) for request_id in request_ids]
-        rows_N = torch.tensor(rows, device=self._ids_R.device)
+        rows_N = torch.tensor(rows, dtype=torch.int64, device=self._ids_R.device)
         self._ids_R[rows_N] = ids_N.to(torch.int32)
         self._positions_R[rows_N] = positions_N
         self._states_RH[rows_N] = states_NH
@@ -65,7 +65,7 @@ class KeptStates:
 
     def read(self, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Token ids, positions and states of rows."""
-        rows_N = torch.tensor(rows, device=self._ids_R.device)
+        rows_N = torch.tensor(rows, dtype=torch.int64, device=self._ids_R.device)
         return self._ids_R[rows_N], self._positions_R[rows_N], self._states_RH[rows_N]
 
     def drop(self, request_ids: Iterable[str]) -> None:
