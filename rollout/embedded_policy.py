@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlspec.cache import cache_root
 from rlspec.errors import SetupError
 
 logger = logging.getLogger("rlspec.rollout.embedded_policy")
@@ -77,16 +78,6 @@ def embedded_policy_path() -> Path:
             fix=f"Set RLSPEC_CACHE to such a folder, {OTHER_MODEL}",
         ) from error
     return checkpoint
-
-
-def cache_root() -> Path:
-    """RLSPEC_CACHE, else $XDG_CACHE_HOME/rlspec, else ~/.cache/rlspec."""
-    own = os.environ.get("RLSPEC_CACHE")
-    if own:
-        return Path(own).expanduser().absolute()
-    xdg = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"  # XDG: ignore relative paths
-    return base / "rlspec"
 
 
 def _make(checkpoint: Path) -> None:

@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rlspec.cache import cache_root
+
 logger = logging.getLogger("rlspec.speculation")
 
 FORMAT = 1
-CACHE_VARIABLE = "RLSPEC_CACHE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,7 @@ class EstimatesKey:
     def path(self) -> Path:
         """Where they are kept."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
-        cache = os.environ.get(CACHE_VARIABLE)
-        folder = Path(cache) if cache else Path.home() / ".cache" / "rlspec"
-        return folder / "estimates" / f"{digest[:24]}.json"
+        return cache_root() / "estimates" / f"{digest[:24]}.json"
 
 
 def save_estimates(key: EstimatesKey, state: Mapping[str, Any]) -> Path | None:

@@ -39,7 +39,11 @@ def test_k_of_each_step_is_followed_and_changes_no_greedy_token(
     base = {"policy": {"model": str(target)}, "engine": engine}
     with Accelerator(parse_config({**base, "drafter": {"speculative_config": None}})) as plain:
         expected = plain.generate(PROMPTS, SAMPLING)
-    with Accelerator(parse_config({**base, "drafter": {"speculative_config": speculative}})) as accelerator:
+    with Accelerator(
+        parse_config(
+            {**base, "drafter": {"speculative_config": speculative}, "speculation": {"policy": "fixed"}}
+        )
+    ) as accelerator:
         rollouts = accelerator.generate(PROMPTS, SAMPLING, k_trace=[3, 1, 0, 2] * 50)
         steps = accelerator.steps
     reference = ReferenceModel(target)

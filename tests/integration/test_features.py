@@ -35,6 +35,7 @@ def config_of(policy: Path, speculative: dict[str, Any], **engine: Any) -> Confi
         {
             "policy": {"model": str(policy)},
             "drafter": {"speculative_config": speculative},
+            "speculation": {"policy": "fixed", "remember": False},
             "engine": engine,
             "sampling": {"max_tokens": 24, "ignore_eos": True},
             "observability": {"vllm_log_level": "error"},

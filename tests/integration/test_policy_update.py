@@ -64,6 +64,7 @@ class Policies:
             {
                 "policy": {"model": str(self.paths[0]), **policy},
                 "drafter": {"speculative_config": self.drafters[drafter]},
+                "speculation": {"policy": "fixed", "remember": False},
                 "engine": {"vllm_args": {**TINY_VLLM_ARGS, "max_num_seqs": BATCH}},
                 "sampling": {"max_tokens": 48, "ignore_eos": True, "seed": 3},
                 "observability": {"vllm_log_level": "error"},

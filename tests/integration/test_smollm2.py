@@ -17,6 +17,7 @@ MAX_LOGPROB_ERROR = 1e-4
 """fp32 in another summation order: 1e-6 to 1e-5 was measured (vLLM against transformers)."""
 MAX_START_SECONDS = 30.0
 QUIET = "observability.vllm_log_level=error"
+FIXED = ("speculation.policy=fixed", "speculation.remember=false")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def reference() -> ReferenceModel:
 @pytest.fixture(scope="module")
 def accelerator(reference: ReferenceModel) -> Iterator[Accelerator]:
     started = time.perf_counter()
-    with Accelerator(load_config(None, [QUIET])) as accelerator:
+    with Accelerator(load_config(None, [QUIET, *FIXED])) as accelerator:
         assert time.perf_counter() - started < MAX_START_SECONDS
         yield accelerator
 
@@ -46,7 +47,7 @@ def test_logprobs_are_the_references_at_the_sampling_temperature(
 
 
 def test_raw_logprobs_leave_the_temperature_out(reference: ReferenceModel) -> None:
-    overrides = [QUIET, "engine.vllm_args.logprobs_mode=raw_logprobs"]
+    overrides = [QUIET, *FIXED, "engine.vllm_args.logprobs_mode=raw_logprobs"]
     with Accelerator(load_config(None, overrides)) as accelerator:
         (rollout,) = accelerator.generate(
             arithmetic_prompts(1), {"max_tokens": 32, "temperature": 0.5, "seed": 1}

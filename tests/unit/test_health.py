@@ -50,7 +50,7 @@ def test_a_collapse_after_a_change_is_found_within_20_steps_of_one_request() -> 
 
 @pytest.mark.parametrize("rate", [0.3, 0.5, 0.8])
 def test_false_alarms_are_rare(rate: float) -> None:
-    """40 runs of 10,000 request-steps at the promised rate; stated is below 2 %, so more than 3 is p < 0.01."""
+    """40 runs of 10,000 request-steps at the promised rate; stated is below 2 %, so above 3 is p < 0.01."""
     alarms = sum(
         len(feed(DrafterHealth(promised_rate=rate), rate, 2_500, batch_size=4, seed=seed))
         for seed in range(40)
