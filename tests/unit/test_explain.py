@@ -180,7 +180,7 @@ def test_a_run_records_its_steps_as_they_come_and_however_it_ends(tmp_path: Path
     with (
         suppress(KeyboardInterrupt),
         StepWriter(path) as writer,
-        _recorded(rollouts(), steps, writer) as recorded,
+        _recorded(rollouts(), steps, [], writer) as recorded,
     ):
         for index, _ in enumerate(recorded):
             assert read_steps(path)[0] == SYNTHETIC[: index + 1]
