@@ -19,11 +19,12 @@ from rlspec.config_disable import without_drafter_if_disabled
 from rlspec.config_files import load_config
 from rlspec.config_sampling import SamplingConfig
 from rlspec.errors import missing_engine
+from rlspec.kv_memory import KvMemory
 from rlspec.metrics import Metrics
 from rlspec.policy_specs import check_k_trace, configured_spec
 from rlspec.prompts import PromptLike, Rejected, as_prompts, first_error
-from rlspec.speculation.build import PolicySpec, learns, replay_spec
-from rlspec.speculation.estimates_file import load_estimates, save_estimates
+from rlspec.remembering import recall, remember
+from rlspec.speculation.build import PolicySpec, replay_spec
 from rlspec.types import Event, Prompt, Rollout, StepFacts
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Accelerator:
                 logger.info("metrics on http://127.0.0.1:%d/metrics", self.metrics.serve(port))
             self._engine = RolloutEngine(self.config, self.metrics)
             undo.callback(self._engine.close)
-            self._recall()
+            recall(self._engine, self.config)
             undo.pop_all()
 
     def generate(
@@ -210,6 +211,34 @@ class Accelerator:
         """Path or hub name of the checkpoint that the policy's weights came from."""
         return str(self._engine.policy_path)
 
+    def learn_costs(self, steps: Sequence[StepFacts]) -> None:
+        """Teach measured steps to the policy that the configuration asks for, for this run and the next.
+
+        Policies that do not learn take nothing from it.
+        """
+        self._engine.learn_costs(configured_spec(self.config), steps)
+
+    @property
+    def max_batch_size(self) -> int:
+        """Requests in a batch at most: vLLM's `max_num_seqs`."""
+        return int(self._engine.max_batch_size)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and response at most."""
+        return int(self._engine.max_model_len)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids of the policy."""
+        return int(self._engine.vocab_size)
+
+    @property
+    def kv_memory(self) -> KvMemory:
+        """How many tokens the KV cache holds, and what the drafter's layers take of it."""
+        memory: KvMemory = self._engine.kv_memory
+        return memory
+
     @property
     def k_trace(self) -> list[int]:
         """K of each engine step of the last call; replays it when given to `generate`."""
@@ -220,7 +249,7 @@ class Accelerator:
         self.metrics.close()
         if not self._is_closed:
             self._is_closed = True
-            self._remember()
+            remember(self._engine, self.config)
         self._engine.close()
 
     def __enter__(self) -> Accelerator:
@@ -264,27 +293,3 @@ class Accelerator:
             return configured_spec(self.config)
         check_k_trace(k_trace, self.config)
         return replay_spec(k_trace)
-
-    def _recall(self) -> None:
-        """Let the policy go on with what an earlier run learnt on this machine."""
-        if not self._remembers:
-            return
-        key = self._engine.estimates_key()
-        state = load_estimates(key)
-        if state is None:
-            return
-        refusal = self._engine.restore(configured_spec(self.config), state)
-        if refusal:
-            logger.warning("%s is left out, costs are measured anew: %s", key.path(), refusal)
-        else:
-            logger.info("step costs and acceptance of earlier runs: %s", key.path())
-
-    def _remember(self) -> None:
-        """Keep what was learnt for the next run."""
-        if self._remembers and (state := self._engine.learnt(configured_spec(self.config))) is not None:
-            save_estimates(self._engine.estimates_key(), state)
-
-    @property
-    def _remembers(self) -> bool:
-        is_learning = self._engine.counts_steps and learns(configured_spec(self.config))
-        return is_learning and self.config.speculation.remember

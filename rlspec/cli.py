@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     # Two engines print every warning twice.
     demo.set_defaults(run=_demo, preset=["observability.vllm_log_level=error"])
     _add_explain(commands, shared)
+    _add_profile(commands, shared)
     _add_audit(commands, shared)
     commands.add_parser(
         "env", parents=[shared], help='OpenMP settings for programs with a CPU engine: eval "$(rlspec env)"'
@@ -111,6 +112,24 @@ def _add_explain(
     explain.add_argument("--rows", type=int, help="rows of the timeline at most")
     explain.add_argument("--json", type=Path, help="write summary and timeline as JSON")
     explain.set_defaults(run=_explain)
+
+
+def _add_profile(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser
+) -> None:
+    profile = commands.add_parser(
+        "profile", parents=[shared], help="step costs on this machine: from which batch on drafts do not pay"
+    )
+    profile.add_argument(
+        "--out", type=Path, default=Path("runs/profile"), help="folder (default: runs/profile)"
+    )
+    profile.add_argument("--batches", type=_integers, help="by comma (default: powers of two)")
+    profile.add_argument("--contexts", type=_integers, help="prompt tokens, by comma (default: 64,512)")
+    profile.set_defaults(run=_profile)
+
+
+def _integers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
 def _add_audit(
@@ -160,6 +179,14 @@ def _explain(config: Config, arguments: argparse.Namespace) -> int:
     from rlspec.explain_command import ExplainJob, run_explain
 
     run_explain(ExplainJob(arguments.recording, arguments.out, arguments.rows, arguments.json))
+    return 0
+
+
+def _profile(config: Config, arguments: argparse.Namespace) -> int:
+    from rlspec.profile_command import ProfileJob, run_profile
+
+    restart_with_openmp()
+    run_profile(config, ProfileJob(arguments.out, arguments.batches, arguments.contexts))
     return 0
 
 

@@ -29,7 +29,7 @@ def write_explain_page(
         InputError: The file cannot be written.
     """
     page = render_page(
-        "explain.html.jinja",
+        "tables.html.jinja",
         title=f"rlspec explain {name}",
         notes=explanation.lines(),
         tables=[

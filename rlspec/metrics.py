@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from rlspec.audit.drift_report import DriftReport, DriftStatistic
 from rlspec.config import InFlightMode
 from rlspec.errors import ConfigError
+from rlspec.kv_memory import KvMemory
 from rlspec.savings import saved_seconds
 from rlspec.types import Event, Reason, Rollout, StepFacts
 
@@ -82,6 +83,14 @@ class Metrics:
         self._plain_seconds = Gauge(
             "rlspec_plain_step_seconds", "Step seconds expected of K = 0 in the last step.", registry=registry
         )
+        self._kv_tokens = Gauge(
+            "rlspec_kv_cache_tokens", "Tokens that the KV cache holds.", registry=registry
+        )
+        self._kv_drafter_share = Gauge(
+            "rlspec_kv_cache_drafter_share",
+            "Share of the KV cache's bytes in the drafter's layers.",
+            registry=registry,
+        )
         self._k = Gauge("rlspec_num_draft_tokens", "K of the last step.", registry=registry)
         self._batch = Gauge("rlspec_batch_size", "Requests in the last step.", registry=registry)
         self._waiting = Gauge(
@@ -143,6 +152,11 @@ class Metrics:
             gauge.set(getattr(report, statistic.value))
         for crossing in report.verdict.new_crossings:
             self._drift_events.labels(crossing.statistic.value).inc()
+
+    def set_kv_memory(self, memory: KvMemory) -> None:
+        """Say how much the KV cache holds."""
+        self._kv_tokens.set(memory.num_tokens)
+        self._kv_drafter_share.set(memory.drafter_share)
 
     def set_policy_version(self, version: int) -> None:
         """Say which weights the engine has."""

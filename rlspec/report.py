@@ -58,6 +58,7 @@ def comparison_rows(arms: Sequence[ArmReport]) -> list[tuple[str, list[str]]]:
         ("tokens per request and step", lambda s: f"{s.tokens_per_request_step:.2f}"),
         ("acceptance by position", _acceptance),
         ("response length p50 / p90 / max", _lengths),
+        ("preempted requests", lambda s: f"{s.num_preempted}"),
         ("ended by", lambda s: _counts(s.finish_reasons)),
         ("mean reward", lambda s: "-" if s.mean_reward is None else f"{s.mean_reward:.2f}"),
     )

@@ -22,6 +22,7 @@ from rlspec.accelerator import Accelerator
 from rlspec.config import Config, parse_config
 from rlspec.console import print_table, progress
 from rlspec.errors import InputError
+from rlspec.kv_memory import KvMemory
 from rlspec.prompts import Rejected, first_error, read_prompts
 from rlspec.report import ArmReport, comparison_rows, write_report
 from rlspec.rollout_files import RolloutWriter, check_resumable, write_rejected, write_text
@@ -140,7 +141,7 @@ def run_rollouts(config: Config, job: RolloutJob) -> None:
         seconds = time.perf_counter() - started
         _write_meta(job.meta, config, k_trace=None if writer.finished else accelerator.k_trace)
         write_text(job.metrics, accelerator.metrics.text())
-        _report(job, rollouts, accelerator.steps, seconds, len(writer.finished))
+        _report(job, rollouts, accelerator.steps, seconds, accelerator.kv_memory, len(writer.finished))
 
 
 @contextmanager
@@ -230,15 +231,18 @@ def _output_settings(config: Config) -> dict[str, Any]:
 
 
 def _report(
-    job: RolloutJob, rollouts: list[Rollout], steps: list[StepFacts], seconds: float, num_resumed: int
+    job: RolloutJob,
+    rollouts: list[Rollout],
+    steps: list[StepFacts],
+    seconds: float,
+    memory: KvMemory,
+    num_resumed: int,
 ) -> None:
     statistics = summarise(rollouts, steps, seconds)
     arm = ArmReport(name="rollouts", statistics=statistics, rollouts=rollouts, steps=steps)
-    notes = (
-        [f"{num_resumed} groups were finished by an earlier run and are not counted here."]
-        if num_resumed
-        else []
-    )
+    notes = [str(memory)]
+    if num_resumed:
+        notes.append(f"{num_resumed} groups were finished by an earlier run and are not counted here.")
     write_report(
         job.report,
         [arm],

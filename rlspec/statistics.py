@@ -35,6 +35,7 @@ class RunStatistics:
         steps_by_reason: Engine steps by why that K was chosen.
         num_steps: Engine steps.
         mean_step_seconds: Mean time of an engine step.
+        num_preempted: Requests that lost their KV cache to others and computed their tokens again.
         last_finished_seconds: When the last response was finished, from the start of the run.
         length_p50, length_p90, length_max: Response lengths in tokens.
         finish_reasons: Responses by why they ended.
@@ -56,6 +57,7 @@ class RunStatistics:
     steps_by_reason: dict[str, int]
     num_steps: int
     mean_step_seconds: float
+    num_preempted: int
     last_finished_seconds: float
     length_p50: float
     length_p90: float
@@ -95,6 +97,7 @@ def summarise(rollouts: Sequence[Rollout], steps: Sequence[StepFacts], seconds: 
         steps_by_reason=dict(sorted(Counter(facts.reason.value for facts in steps).items())),
         num_steps=len(steps),
         mean_step_seconds=_ratio(math.fsum(facts.step_seconds for facts in steps), len(steps)),
+        num_preempted=sum(facts.num_preempted for facts in steps),
         last_finished_seconds=max((r.started_seconds + r.seconds for r in rollouts), default=0.0),
         length_p50=float(np.percentile(lengths, 50)) if lengths else 0.0,
         length_p90=float(np.percentile(lengths, 90)) if lengths else 0.0,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,12 +28,14 @@ from rlspec.speculation.build import PolicySpec
 from rlspec.speculation.estimates_file import EstimatesKey
 from rlspec.types import Event, Rollout, StepFacts
 from rollout.engine_core import EngineCoreLine
-from rollout.engine_start import drafter_version, start_engine
+from rollout.engine_start import drafter_version, kv_memory, start_engine
 from rollout.estimates_key import estimates_key
 from rollout.policy_sync import PolicySync
 from rollout.requests import Recording, RolloutRequest
 from rollout.run import OnSteps, Run
 from rollout.sampling import EngineTraits, RequestSampling, prepare_sampling, verify_params
+
+logger = logging.getLogger("rlspec.rollout.engine")
 
 STEP_FAULTS = (
     ArithmeticError,
@@ -67,6 +70,7 @@ class RolloutEngine:
         self.logprobs_mode: str = str(model_config.logprobs_mode)
         scheduling = self._llm.llm_engine.vllm_config.scheduler_config
         # Requests handed to vLLM at a time: two full batches, so that it never waits for one.
+        self.max_batch_size: int = scheduling.max_num_seqs
         self.max_in_engine: int = 2 * scheduling.max_num_seqs
         speculative = config.drafter.speculative_config
         self._traits = EngineTraits(
@@ -77,6 +81,9 @@ class RolloutEngine:
             can_rewind=not (current_platform.is_cpu() and scheduling.enable_chunked_prefill),
             vocab_size=self.vocab_size,
         )
+        self.kv_memory = kv_memory(self._llm)
+        logger.info("%s", self.kv_memory)
+        metrics.set_kv_memory(self.kv_memory)
         self._request_numbers = itertools.count()
         self._policy = PolicySync(self._llm, self._core, metrics, version=config.policy.version)
         self._run: Run | None = None
@@ -271,6 +278,10 @@ class RolloutEngine:
         """Let the policy of this spec go on with what an earlier run learnt; else why it cannot."""
         refusal: str | None = self._core.call("restore", policy, state)
         return refusal
+
+    def learn_costs(self, policy: PolicySpec, steps: Sequence[StepFacts]) -> None:
+        """Let the policy of this spec learn the costs of steps that another one decided."""
+        self._core.call("learn_costs", policy, [facts.as_row() for facts in steps])
 
     def take_steps(self) -> tuple[list[StepFacts], list[Event]]:
         """The engine's steps since the last call, and what happened in them."""

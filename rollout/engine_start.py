@@ -13,6 +13,7 @@ from vllm.exceptions import VLLMError
 
 from rlspec.config import Config, DrafterConfig
 from rlspec.errors import ConfigError, EngineError
+from rlspec.kv_memory import KvMemory
 from rlspec.openmp import warn_without_openmp
 from rollout.checkpoints import read_checkpoint, weights_fingerprint
 from rollout.drafter_checks import DRAFTER_FIELD, check_drafter
@@ -127,6 +128,12 @@ def drafter_version(drafter: DrafterConfig) -> str:
     if checkpoint is not None:
         return f"{method}:{weights_fingerprint(checkpoint.path)}"
     return f"{method}:{model}" if model else str(method)
+
+
+def kv_memory(llm: LLM) -> KvMemory:
+    """The worker with the least room decides; pipeline stages without the drafter have none of its layers."""
+    answers = llm.collective_rpc("rlspec_kv_memory")
+    return KvMemory(int(min(tokens for tokens, _ in answers)), max(share for _, share in answers))
 
 
 def _start_vllm(arguments: dict[str, Any]) -> LLM:

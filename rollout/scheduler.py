@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
-import os
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -31,6 +28,7 @@ from rlspec.speculation.guard import GuardedPolicy
 from rlspec.speculation.policies.base import DraftLengthPolicy
 from rlspec.types import Decision, Event, Reason, StepFacts
 from rollout.audit_recorder import AuditRecorder, VerificationRow
+from rollout.parent_watch import end_with_parent
 from rollout.sampling import unmark_plain
 from rollout.step_reading import read_contexts, read_load, read_verified
 from rollout.vllm_args import METHODS_THAT_NEED_DRAFTS
@@ -38,8 +36,6 @@ from rollout.vllm_args import METHODS_THAT_NEED_DRAFTS
 logger = logging.getLogger("rlspec.rollout.scheduler")
 
 if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
-
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.request import Request
@@ -79,8 +75,7 @@ class _LiveScheduling:
             # vLLM's list of K by batch size: while there is one it neither pads drafts nor compiles for one
             # K only. What it says is overwritten when the step is scheduled.
             self.dynamic_sd_lookup = [0] * (self.max_num_running_reqs + 1)
-        if parent := multiprocessing.parent_process():
-            threading.Thread(target=_end_with, args=(parent,), name="rlspec-parent", daemon=True).start()
+        end_with_parent()
 
     def rlspec_begin(self, policy_spec: PolicySpec) -> None:
         """Start a run: step 0, no steps kept; a policy that learns goes on where it was."""
@@ -118,6 +113,11 @@ class _LiveScheduling:
         """What the policy of this spec has learnt, as plain values; None: nothing that can be kept."""
         policy = self._policy_of(policy_spec)
         return policy.state() if learns(policy_spec) else None
+
+    def rlspec_learn_costs(self, policy_spec: PolicySpec, rows: list[list[object]]) -> None:
+        """Teach the policy of this spec the costs of steps that another one decided."""
+        if learns(policy_spec):
+            self._policy_of(policy_spec).learn_costs([StepFacts.from_row(row) for row in rows])
 
     def rlspec_restore(self, policy_spec: PolicySpec, state: dict[str, Any]) -> str | None:
         """Let the policy of this spec go on with what an earlier run learnt; else why it cannot."""
@@ -266,12 +266,6 @@ class _LiveScheduling:
         self._num_steps += 1
         self._policy.observe(facts)
         self._steps.append(facts)
-
-
-def _end_with(parent: BaseProcess) -> None:
-    """End this engine core when its caller's process has ended; vLLM 0.32 leaves it running for ever."""
-    parent.join()
-    os._exit(1)
 
 
 class LiveScheduler(_LiveScheduling, Scheduler):

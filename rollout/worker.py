@@ -47,6 +47,22 @@ class WorkerExtension:
         runner.propose_draft_token_ids = self._idle_drafter.propose
         return None
 
+    def rlspec_kv_memory(self) -> list[float]:
+        """Tokens that this worker's KV cache holds, and the share of its bytes in the drafter's layers."""
+        runner = self.model_runner
+        drafter = getattr(runner, "drafter", None)
+        own = getattr(drafter, "_draft_attn_layer_names", ())
+        total = drafters = 0
+        for group in runner.kv_cache_config.kv_cache_groups:
+            spec = group.kv_cache_spec
+            by_layer = getattr(spec, "kv_cache_specs", None)  # layers of different sizes
+            for name in group.layer_names:
+                size = (by_layer[name] if by_layer else spec).page_size_bytes
+                total += size
+                drafters += size if name in own else 0
+        num_tokens = runner.kv_cache_config.num_blocks * self.vllm_config.cache_config.block_size
+        return [num_tokens, drafters / total if total else 0.0]
+
     def rlspec_idle_drafter_counts(self) -> list[int]:
         """Steps without the drafter, and tokens that it caught up on; empty where it is not skipped."""
         idle = getattr(self, "_idle_drafter", None)

@@ -10,7 +10,7 @@ two K. Only steps that neither compute prompts nor change between K = 0 and draf
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlspec.speculation.acceptance import Acceptance
@@ -259,6 +259,15 @@ class Controller:
         self.acceptance.forget(KEEP_AFTER_CHANGE)
         self.health.mark(cause)
         self._exploration.renew()
+
+    def learn_costs(self, steps: Sequence[StepFacts]) -> None:
+        """Learn what steps cost that another policy decided, as `rlspec profile` measures them."""
+        k_observed, self._k_observed = self._k_observed, 0
+        for facts in steps:
+            if facts.num_scheduled_tokens == facts.batch_size + sum(facts.num_drafted):
+                self._learn_cost(facts)
+            self._k_observed = facts.num_draft_tokens
+        self._k_observed = k_observed
 
     def take_events(self) -> list[Event]:
         """What happened since the last call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlspec.speculation.policies.base import LearningPolicy
@@ -59,6 +59,10 @@ class GuardedPolicy:
     def mark(self, cause: str) -> None:
         """Tell the policy of a change, and give one that failed no second chance."""
         self.policy.mark(cause)
+
+    def learn_costs(self, steps: Sequence[StepFacts]) -> None:
+        """Let the policy learn what steps cost that another one decided."""
+        self.policy.learn_costs(steps)
 
     def state(self) -> dict[str, Any] | None:
         """What the policy has learnt, as plain values; None if it failed."""

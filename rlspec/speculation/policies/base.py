@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,6 +34,10 @@ class DraftLengthPolicy(Protocol):
 
 class LearningPolicy(DraftLengthPolicy, Protocol):
     """A policy whose knowledge outlives a run and a process."""
+
+    def learn_costs(self, steps: Sequence[StepFacts]) -> None:
+        """Learn what steps cost that another policy decided, and nothing of acceptance."""
+        ...
 
     def state(self) -> dict[str, Any]:
         """What was learnt, as plain JSON values."""
