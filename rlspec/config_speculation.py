@@ -74,10 +74,6 @@ class SpeculationConfig(Section):
         description="Share of the engine's seconds that trying another K may lose; 0 never tries, and then "
         "only estimates of earlier runs or of `rlspec profile` turn speculation on.",
     )
-    request_caps: bool = Field(
-        True,
-        description="Give requests that accept little fewer draft tokens than K, from their own history.",
-    )
     skip_idle_drafter: bool = Field(
         True,
         description="While K is 0 do not run the drafter; it catches up when K rises. False keeps it warm, "

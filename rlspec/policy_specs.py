@@ -51,7 +51,6 @@ def configured_spec(config: Config) -> PolicySpec:
         "switch_margin": speculation.switch_margin,
         "max_slowdown": speculation.max_slowdown,
         "exploration_fraction": speculation.exploration_fraction,
-        "request_caps": speculation.request_caps,
         "catch_up_tokens": speculation.catch_up_tokens if has_model and speculation.skip_idle_drafter else 0,
     }
     fraction = MODEL_DRAFT_FRACTION if has_model else LOOKUP_DRAFT_FRACTION

@@ -15,8 +15,8 @@ MEMORY_BOUND_RATIO = 1.25
 most of the time is then spent on reading weights, which draft tokens share."""
 
 ACCEPTANCES = (0.4, 0.6, 0.8)
-"""Conditional acceptances for which the profile says up to which batch speculation pays: of a weak, a usual and
-a very good drafter."""
+"""Conditional acceptances for which the profile says up to which batch speculation pays: of a weak, a usual
+and a very good drafter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Owns what an engine's policy takes from earlier runs when it starts, and leaves to later ones when it ends."""
+"""Owns what a policy takes from earlier runs when its engine starts, and leaves to later ones at the end."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ class ControllerSettings:
         switch_margin: Expected gain in tokens a second, a fraction, that another K above 0 must have.
         max_slowdown: Share longer than plain decoding at which the floor ends speculation for a while.
         exploration_fraction: Share of the engine's seconds that exploration may lose.
-        request_caps: Whether requests that accept little get fewer draft tokens than K.
         catch_up_tokens: Tokens a request that the drafter catches up on at most when K rises from 0; 0 for a
             drafter that keeps nothing of the tokens before, or that is never idle.
     """
@@ -23,5 +22,4 @@ class ControllerSettings:
     switch_margin: float
     max_slowdown: float
     exploration_fraction: float
-    request_caps: bool
     catch_up_tokens: int

@@ -24,7 +24,6 @@ def controller(name: str = "goodput", max_draft_tokens: int = 5, **settings: flo
         "switch_margin": config.switch_margin,
         "max_slowdown": config.max_slowdown,
         "exploration_fraction": config.exploration_fraction,
-        "request_caps": config.request_caps,
         "catch_up_tokens": config.catch_up_tokens,
     }
     policy = build_policy(adaptive_spec(name, {}, {**fields, **settings}, draft_fraction=0.15))
