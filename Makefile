@@ -2,11 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+TRAIN_READY := .venv/.ready-train
 # For machines where pip's own indexes lack the CPU build of torch.
 TORCH := torch==2.13.0+cpu
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup demo test test-all check bench clean
+.PHONY: setup setup-train demo test test-all check bench clean
 
 setup: $(READY)
 
@@ -18,6 +19,14 @@ $(READY): pyproject.toml constraints.txt Makefile
 	# PyPI's builds of these do not load beside this torch, and transformers imports them when it finds them.
 	$(BIN)/pip uninstall --quiet -y torchvision torchaudio torchcodec
 	touch $(READY)
+
+# Training of drafters. speculators asks for torchaudio and torchvision, which it does not use here.
+$(TRAIN_READY): $(READY)
+	$(BIN)/pip install --quiet --no-deps speculators==0.9.0 hs-connectors==0.9.0
+	$(BIN)/pip install --quiet --only-binary :all: loguru multiprocess 'datasets<=5.1.0'
+	touch $(TRAIN_READY)
+
+setup-train: $(TRAIN_READY)
 
 demo: setup
 	$(BIN)/rlspec demo
