@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from rlspec.config import Config
 from rlspec.policy_specs import configured_spec
-from rlspec.speculation.build import learns
-from rlspec.speculation.estimates_file import load_estimates, save_estimates
-
-if TYPE_CHECKING:
-    from rollout.engine import RolloutEngine
+from rlspec.speculation.build import PolicySpec, learns
+from rlspec.speculation.estimates_file import EstimatesKey, load_estimates, save_estimates
 
 logger = logging.getLogger("rlspec.accelerator")
 
 
-def recall(engine: RolloutEngine, config: Config) -> None:
+class LearningEngine(Protocol):
+    """What is asked of an engine here."""
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether it runs our scheduler."""
+        ...
+
+    def estimates_key(self) -> EstimatesKey:
+        """What its estimates belong to."""
+        ...
+
+    def learnt(self, policy: PolicySpec) -> dict[str, Any] | None:
+        """What the policy has learnt."""
+        ...
+
+    def restore(self, policy: PolicySpec, state: dict[str, Any]) -> str | None:
+        """Go on with what an earlier run learnt; else why not."""
+        ...
+
+
+def recall(engine: LearningEngine, config: Config) -> None:
     """Let the policy go on with what an earlier run learnt on this machine."""
     if not _remembers(engine, config):
         return
@@ -31,12 +49,12 @@ def recall(engine: RolloutEngine, config: Config) -> None:
         logger.info("step costs and acceptance of earlier runs: %s", key.path())
 
 
-def remember(engine: RolloutEngine, config: Config) -> None:
+def remember(engine: LearningEngine, config: Config) -> None:
     """Keep what was learnt for the next run."""
     if _remembers(engine, config) and (state := engine.learnt(configured_spec(config))) is not None:
         save_estimates(engine.estimates_key(), state)
 
 
-def _remembers(engine: RolloutEngine, config: Config) -> bool:
+def _remembers(engine: LearningEngine, config: Config) -> bool:
     is_learning = engine.counts_steps and learns(configured_spec(config))
     return is_learning and config.speculation.remember
