@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlspec.speculation.policies.arguments import at_least_0, fraction, rising, whole
 from rlspec.speculation.policies.base import Outcome, Outlook
 
 MIN_SPEEDUP = 1.05
@@ -29,11 +30,14 @@ class RooflineChooser:
     The ladder starts on its lowest rung. It moves up after two windows in a row with accepted / drafted
     >= .94, down after two with <= .85; a window in between starts the count again.
 
-    Source: EfficientRollout (its rungs are 5/7/9/11; the default here is each K from 1 up). Assumptions: the
-    acceptance of the steps before holds for the next ones; it is high throughout, as with the paper's
-    quantised copy of the target. With a weaker drafter (below .85 at any length) the ladder stays on its
-    lowest rung and only the toggle works. The toggle looks at the ladder's rung alone: where a shorter draft
-    would pay and the rung does not, it is off. All drafted tokens count for the acceptance, whatever their K.
+    A step that may not use the present rung (no room) takes the highest that it may; the ladder stays. The
+    toggle looks at that rung alone: where a shorter draft would pay and the rung does not, it is off. All
+    drafted tokens count for the acceptance, whatever their K.
+
+    Source: EfficientRollout (arXiv 2606.18967); its rungs are 5/7/9/11, the default here is each K from 1 up.
+    Assumptions: the acceptance of the steps before holds for the next ones; it is high throughout, as with
+    the paper's quantised copy of the target. With a weaker drafter (below .85 at any length) the ladder stays
+    on its lowest rung and only the toggle works.
 
     Args:
         ladder: Rungs in tokens, rising; None is 1, 2, ... up to the largest K. Rungs above the largest K
@@ -53,14 +57,17 @@ class RooflineChooser:
         acceptance_down: float = ACCEPTANCE_DOWN,
         persistence_windows: int = PERSISTENCE_WINDOWS,
     ) -> None:
-        self._ladder = None if ladder is None else tuple(ladder)
-        self._window_steps = window_steps
-        self._min_speedup = min_speedup
-        self._acceptance_up = acceptance_up
-        self._acceptance_down = acceptance_down
-        self._persistence_windows = persistence_windows
+        self._ladder = None if ladder is None else rising("ladder", ladder)
+        self._window_steps = whole("window_steps", window_steps, 1)
+        self._min_speedup = at_least_0("min_speedup", min_speedup)
+        self._acceptance_up = fraction("acceptance_up", acceptance_up)
+        self._acceptance_down = fraction("acceptance_down", acceptance_down)
+        if acceptance_down >= acceptance_up:
+            raise ValueError(f"acceptance_down: below acceptance_up, {acceptance_up}, not {acceptance_down}")
+        self._persistence_windows = whole("persistence_windows", persistence_windows, 1)
         self._rung = 0
         self._num_rungs = 1
+        """Of the longest ladder that any step could use."""
         self._num_steps = self._num_drafted = self._num_accepted = 0
         self._streak = 0
         """Windows in a row that ask for a longer (positive) or shorter (negative) draft."""
@@ -70,9 +77,8 @@ class RooflineChooser:
         rungs = self._rungs(outlook.max_draft_tokens)
         if not rungs:
             return 0
-        self._num_rungs = len(rungs)
-        self._rung = min(self._rung, self._num_rungs - 1)
-        gamma = rungs[self._rung]
+        self._num_rungs = max(self._num_rungs, len(rungs))
+        gamma = rungs[min(self._rung, len(rungs) - 1)]
         speedup = outlook.goodput(gamma) * outlook.step_seconds(0)
         return gamma if speedup >= self._min_speedup else 0
 
