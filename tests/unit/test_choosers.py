@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -193,6 +195,20 @@ def test_choosing_takes_microseconds(name: str) -> None:
         microseconds.append(1e6 * (time.perf_counter() - started))
         chooser.observe(PAYS.outcome(k, 16, generator))
     assert statistics.median(microseconds) <= GUARD * MICROSECONDS[name]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_docs_list_each_argument_and_its_default(name: str) -> None:
+    rows = (Path(__file__).parents[2] / "docs" / "policies.md").read_text().splitlines()
+    row = next(row for row in rows if row.startswith(f"| `{name}`"))
+    arguments = inspect.signature(CHOOSERS[name]).parameters
+    for argument in arguments.values():
+        default = {None: "(each K from 1)" if argument.name == "ladder" else "none"}.get(
+            argument.default, argument.default
+        )
+        assert f"`{argument.name}` {default}" in row
+    if not arguments:
+        assert row.endswith("| none |")
 
 
 def spec_of(speculation: dict[str, object]) -> object:
