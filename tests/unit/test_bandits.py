@@ -110,8 +110,8 @@ def test_bandits_learn_within_the_controller(name: str, rate: float, batch_size:
 def test_rewards_compare_while_a_batch_shrinks_within_its_bucket(name: str) -> None:
     """The best K at batch 16 and 9 in turn, where a step takes seconds in proportion to its requests.
 
-    60 rounds each; seeds 0 to 19 give 0.77 at least. Tokens a second instead of speedups give 0.0 to 0.82 with
-    BEG-MAB: an arm last seen at the other batch size looks better than it is.
+    60 rounds each; seeds 0 to 19 give 0.77 at least. Tokens a second instead of speedups give 0.0 to 0.82
+    with BEG-MAB: an arm last seen at the other batch size looks better than it is.
     """
     for seed in range(8):
         chooser, generator = seeded(name, seed), random.Random(seed)
