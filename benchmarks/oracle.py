@@ -22,8 +22,7 @@ def oracle_table(steps: Iterable[StepFacts], max_k: int, max_batch_size: int) ->
     before: StepFacts | None = None
     for step in steps:
         k = step.num_draft_tokens
-        is_decoding = step.num_scheduled_tokens == step.batch_size + sum(step.num_drafted)
-        if before is not None and before.num_draft_tokens == k and is_decoding and step.step_index:
+        if before is not None and before.num_draft_tokens == k and step.is_decoding and step.step_index:
             seconds[k][step.batch_size].append(step.step_seconds)
             accepted[k][0] += sum(step.num_accepted)
             accepted[k][1] += step.batch_size

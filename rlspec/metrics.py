@@ -124,7 +124,7 @@ class Metrics:
         for facts in steps:
             self._preemptions.inc(facts.num_preempted)
             self._saved_seconds.inc(saved_seconds(facts))
-            self._speculating.inc(facts.num_draft_tokens > 0 or any(facts.num_drafted))
+            self._speculating.inc(facts.is_speculating)
             if facts.expected_seconds:
                 self._expected_seconds.set(facts.expected_seconds)
                 self._plain_seconds.set(facts.plain_seconds)

@@ -139,8 +139,7 @@ def steady_steps(steps: Iterable[StepFacts]) -> list[StepFacts]:
     found, before = [], None
     for facts in steps:
         k = facts.num_draft_tokens
-        is_decoding = facts.num_scheduled_tokens == facts.batch_size + sum(facts.num_drafted)
-        if before == k and is_decoding and sum(facts.num_drafted) == k * facts.batch_size:
+        if before == k and facts.is_decoding and sum(facts.num_drafted) == k * facts.batch_size:
             found.append(facts)
         before = k
     return found

@@ -45,8 +45,7 @@ def plain_seconds_estimate(facts: StepFacts) -> float | None:
     one token beside the drafts of a request), whose cost is the same with and without speculation.
     """
     num_gaining = sum(count > 0 for count in facts.num_emitted)
-    num_target_tokens = facts.num_scheduled_tokens - sum(facts.num_drafted)
-    if facts.plain_seconds <= 0 or not num_gaining or num_target_tokens > facts.batch_size:
+    if facts.plain_seconds <= 0 or not num_gaining or not facts.is_decoding:
         return None
     return facts.plain_seconds * max(1.0, sum(facts.num_emitted) / num_gaining)
 
@@ -68,9 +67,7 @@ def savings(steps: Sequence[StepFacts]) -> Savings:
         plain_seconds=plain,
         actual_seconds=actual,
         num_comparable_steps=len(compared),
-        num_speculating_steps=sum(
-            facts.num_draft_tokens > 0 or any(count > 0 for count in facts.num_drafted) for facts in steps
-        ),
+        num_speculating_steps=sum(facts.is_speculating for facts in steps),
         not_comparable_seconds=math.fsum(
             facts.step_seconds for e, facts in zip(estimates, steps, strict=True) if e is None
         ),

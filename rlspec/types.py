@@ -122,6 +122,11 @@ class Load:
         """Requests in this step."""
         return len(self.request_ids)
 
+    @property
+    def num_drafting(self) -> int:
+        """Requests that have room for draft tokens."""
+        return self.batch_size - self.num_room.count(0)
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -194,6 +199,16 @@ class StepFacts:
     def batch_size(self) -> int:
         """Requests in this step."""
         return len(self.request_ids)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether no prompt was computed: one token a request, and the drafts."""
+        return self.num_scheduled_tokens == self.batch_size + sum(self.num_drafted)
+
+    @property
+    def is_speculating(self) -> bool:
+        """Whether the drafter was asked for drafts, or drafts were verified."""
+        return self.num_draft_tokens > 0 or any(self.num_drafted)
 
     def as_row(self) -> list[object]:
         """The fields in order as plain values, for a message between processes."""

@@ -1,6 +1,6 @@
 """Owns the adaptive policy: what is learnt of costs and acceptance, and the guards around the choice of K.
 
-    decide   load ─► outlook ─► chooser ─► settle ─► K, caps, reason        (guards may say 0 or a trial)
+    decide   load ─► outlook ─► chooser ─► settle ─► K, reason              (guards may say 0 or a trial)
     observe  facts ─► step cost, acceptance, health, floor, exploration
 
 A step verifies the drafts of the step before and drafts for the next one, so a step's seconds belong to
@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlspec.savings import plain_seconds_estimate
 from rlspec.speculation.acceptance import Acceptance
 from rlspec.speculation.exploration import Exploration
 from rlspec.speculation.floor import Floor
@@ -112,8 +113,7 @@ class Controller:
     def _outlook(self, load: Load, context: int) -> Outlook:
         """What is expected of each K; the one of some steps before while neither load nor K has changed."""
         k_max = min(self._settings.max_draft_tokens, max(load.num_room))
-        num_drafting = load.batch_size - load.num_room.count(0)
-        key = (load.batch_size, num_drafting, k_max, self._k_decided)
+        key = (load.batch_size, load.num_drafting, k_max, self._k_decided)
         self._outlook_age += 1
         if key != self._outlook_key or self._outlook_age >= OUTLOOK_STEPS:
             estimate = self.acceptance.estimate(context // load.batch_size)
@@ -149,9 +149,8 @@ class Controller:
         """The outlook of those K that rest on measurements."""
         k_max = 0
         if self.acceptance.num_effective >= MIN_EVIDENCE:
-            num_drafting = load.batch_size - load.num_room.count(0)
             num_spare = MAX_EXTRAPOLATION * self.cost.max_measured_tokens - load.batch_size
-            k_max = max(min(mean.max_draft_tokens, int(num_spare / num_drafting)), 0)
+            k_max = max(min(mean.max_draft_tokens, int(num_spare / load.num_drafting)), 0)
         return mean.up_to(k_max)
 
     def _is_probing(self) -> bool:
@@ -188,17 +187,15 @@ class Controller:
         """Learn from one finished step."""
         self._num_steps += 1
         k, num_drafted = facts.num_draft_tokens, sum(facts.num_drafted)
-        is_decoding = facts.num_scheduled_tokens == facts.batch_size + num_drafted
-        is_speculating = k > 0 or num_drafted > 0
+        is_decoding = facts.is_decoding
         if is_decoding:
             self._learn_cost(facts)
         if num_drafted or any(facts.num_offered):
             self._learn_acceptance(facts)
         self._exploration.observe(facts.step_seconds)
-        if is_speculating:
+        if facts.is_speculating:
             self._num_plain_in_a_row = 0
-            if is_decoding:
-                self._judge(facts)
+            self._judge(facts)
         else:
             self._floor.observe_plain()
             self._num_since_probe = 0 if facts.reason is not Reason.EXPLORING else self._num_since_probe
@@ -237,15 +234,13 @@ class Controller:
 
     def _judge(self, facts: StepFacts) -> None:
         """Hold a speculating step against plain decoding: the budget of trials, or the floor."""
-        num_gaining = facts.batch_size - facts.num_emitted.count(0)
-        if not num_gaining or facts.plain_seconds <= 0.0:
+        plain_seconds = plain_seconds_estimate(facts)
+        if plain_seconds is None:
             return
-        num_plain_steps = max(1.0, sum(facts.num_emitted) / num_gaining)
-        plain_seconds = facts.plain_seconds * num_plain_steps
         if Reason.EXPLORING in (facts.reason, self._reason_observed):
             self._exploration.observe_trial(facts.step_seconds - plain_seconds)
         elif self.cost.max_measured_tokens >= facts.batch_size:
-            verdict = self._floor.observe(facts.step_seconds, plain_seconds, num_plain_steps)
+            verdict = self._floor.observe(facts.step_seconds, plain_seconds, facts.plain_seconds)
             if verdict is not None:
                 self._events.append(Event(EventKind.FLOOR_BROKEN, facts.step_index, str(verdict)))
 
@@ -264,7 +259,7 @@ class Controller:
         """Learn what steps cost that another policy decided, as `rlspec profile` measures them."""
         k_observed, self._k_observed = self._k_observed, 0
         for facts in steps:
-            if facts.num_scheduled_tokens == facts.batch_size + sum(facts.num_drafted):
+            if facts.is_decoding:
                 self._learn_cost(facts)
             self._k_observed = facts.num_draft_tokens
         self._k_observed = k_observed

@@ -68,20 +68,19 @@ class Floor:
         self._num_left = max(self._num_left - 1, 0)
 
     def observe(
-        self, step_seconds: float, plain_seconds: float, num_plain_steps: float
+        self, step_seconds: float, plain_seconds: float, plain_step_seconds: float
     ) -> FloorVerdict | None:
         """Judge a speculating step.
 
         Args:
             step_seconds: What it took.
             plain_seconds: What plain decoding would have taken for its tokens.
-            num_plain_steps: How many plain steps that would have been.
+            plain_step_seconds: What one plain step takes.
         """
         self._actual += step_seconds
         self._plain += plain_seconds
         self._num_steps += 1
-        step = plain_seconds / num_plain_steps
-        loss = (step_seconds - plain_seconds) / step - self._allowance * num_plain_steps
+        loss = (step_seconds - (1.0 + self._allowance) * plain_seconds) / plain_step_seconds
         self._sum += min(loss, MAX_STEP_LOSS)
         self._won += max(-loss, 0.0)
         if self._sum <= 0.0:

@@ -31,7 +31,7 @@ def outlook_for(
         k_max: The largest K of the outlook.
     """
     batch_size = load.batch_size
-    num_drafting = batch_size - load.num_room.count(0)
+    num_drafting = load.num_drafting
     context = sum(load.context_lengths)
     share = num_drafting / batch_size
     tokens, verified = [1.0], [float(batch_size)]
@@ -45,11 +45,6 @@ def outlook_for(
         verify_seconds=tuple([cost.verify_seconds(num_tokens, context) for num_tokens in verified]),
         draft_seconds=tuple([cost.draft_seconds(k, num_drafting) for k in range(k_max + 1)]),
     )
-
-
-def best_k(outlook: Outlook) -> int:
-    """The K of the highest goodput; the smaller one of equals."""
-    return max(range(outlook.max_draft_tokens + 1), key=lambda k: (outlook.goodput(k), -k))
 
 
 def break_even_acceptance(k: int, seconds_ratio: float) -> float:
