@@ -132,31 +132,6 @@ class Acceptance:
             known = self._estimates[row] = self._now.estimate(row)
         return known
 
-    def survival(self, context_length: int) -> tuple[float, ...]:
-        """Share of request-steps that accept position 1, 2, ... when it is offered; non-increasing."""
-        return self.estimate(context_length).mean
-
-    def survival_lower(self, context_length: int) -> tuple[float, ...]:
-        """Pessimistic survival."""
-        return self.estimate(context_length).lower
-
-    def survival_upper(self, context_length: int) -> tuple[float, ...]:
-        """Optimistic survival."""
-        return self.estimate(context_length).upper
-
-    def drafted(self, context_length: int) -> tuple[float, ...]:
-        """Share of request-steps in which the drafter proposes position 1, 2, ... when it is offered."""
-        return self.estimate(context_length).drafted
-
-    def expected_tokens(self, k: int, context_length: int) -> float:
-        """Tokens a request-step at K = k: 1 + sum of survival (SmartSpec 2406.14066, eq. for any rates).
-
-        Assumption: acceptance at a position does not depend on K.
-        """
-        if not 0 <= k <= self.max_draft_tokens:
-            raise ValueError(f"k is {k}; allowed are 0 to {self.max_draft_tokens}")
-        return 1.0 + sum(self.survival(context_length)[:k])
-
     @property
     def num_effective(self) -> float:
         """Discounted request-steps behind position 1, over all contexts."""

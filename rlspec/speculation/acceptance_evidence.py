@@ -25,7 +25,7 @@ MIN_PRIOR = 0.02
 BUCKET_PRIOR_WEIGHT = 16.0
 """Request-steps that the global rate counts for in a bucket."""
 NUM_DEVIATIONS = 1.64
-"""Width of the bounds: 90 % of a normal distribution between them."""
+"""Width of the upper bound: 5 % of a normal distribution lies above it."""
 
 ACCEPTED, ACCEPT_TRIALS, DRAFTED, DRAFT_TRIALS = range(4)
 
@@ -36,7 +36,6 @@ class Estimate:
     far."""
 
     mean: tuple[float, ...]
-    lower: tuple[float, ...]
     upper: tuple[float, ...]
     drafted: tuple[float, ...]
 
@@ -82,18 +81,19 @@ class Evidence:
     def estimate(self, row: int) -> Estimate:
         """Survival s_i = a_1 * ... * a_i with a_i = P(accepted >= i | accepted >= i - 1, offered >= i).
 
-        The bounds multiply a_i +- 1.64 posterior standard deviations sqrt(a (1 - a) / (weight + 1)): all
-        positions are off in the same direction, which is wider than independent errors would be.
+        The upper bound multiplies a_i + 1.64 posterior standard deviations sqrt(a (1 - a) / (weight + 1)):
+        all positions are off in the same direction, which is wider than independent errors would be.
         """
         rates = self.rates(row, ACCEPTED, PRIOR_RATE)
-        margins = [NUM_DEVIATIONS * math.sqrt(rate * (1.0 - rate) / (weight + 1.0)) for rate, weight in rates]
-        pairs = list(zip(rates, margins, strict=True))
+        high = (
+            min(rate + NUM_DEVIATIONS * math.sqrt(rate * (1.0 - rate) / (weight + 1.0)), 1.0)
+            for rate, weight in rates
+        )
         mean = tuple(accumulate((rate for rate, _ in rates), mul))
         drafted = accumulate((rate for rate, _ in self.rates(row, DRAFTED, None)), mul)
         return Estimate(
             mean=mean,
-            lower=tuple(accumulate((max(rate - margin, 0.0) for (rate, _), margin in pairs), mul)),
-            upper=tuple(accumulate((min(rate + margin, 1.0) for (rate, _), margin in pairs), mul)),
+            upper=tuple(accumulate(high, mul)),
             drafted=tuple(max(share, survival) for share, survival in zip(drafted, mean, strict=True)),
         )
 

@@ -27,13 +27,11 @@ class Exploration:
     """Decides on trials. Seconds are those of the engine's steps.
 
     Attributes:
-        num_trials: Begun so far.
         is_blind: Whether the present trial is to measure costs first.
     """
 
     def __init__(self, fraction: float) -> None:
         """`fraction`: the share of the engine's seconds that trials may lose."""
-        self.num_trials = 0
         self.is_blind = False
         self._fraction = fraction
         self._elapsed = self._lost = 0.0
@@ -51,11 +49,6 @@ class Exploration:
     def may_begin(self) -> bool:
         """Whether a trial may begin now, if one is worth it."""
         return not self._num_paused and self._fraction > 0.0
-
-    @property
-    def seconds_lost(self) -> float:
-        """Seconds that trials have taken beyond plain decoding, less what they gained."""
-        return self._lost
 
     def observe(self, step_seconds: float) -> None:
         """Count a step."""
@@ -105,7 +98,6 @@ class Exploration:
         num_steps = min(max(TRIAL_REQUEST_STEPS // mean.batch_size, MIN_TRIAL_STEPS), MAX_TRIAL_STEPS)
         worst = num_steps * (mean.step_seconds(k) - mean.step_seconds(0)) + price
         if self._lost + worst <= self._fraction * self._elapsed:
-            self.num_trials += 1
             self.is_blind = False
             self._trial_k, self._num_left = k, num_steps
 

@@ -26,7 +26,7 @@ def outlook_for(
         load: The load.
         cost: Step costs.
         estimate: For the drafted shares.
-        survival: s_1, s_2, ...: the mean, or one of the bounds.
+        survival: s_1, s_2, ...: the mean, or the upper bound.
         k_before: K of the step before.
         k_max: The largest K of the outlook.
     """
