@@ -21,6 +21,7 @@ from typing import Any
 from rlspec.errors import InputError
 from rlspec.prompts import Rejected
 from rlspec.types import FinishReason, PolicySpan, Rollout
+from rlspec.whole_files import replace_file
 
 logger = logging.getLogger("rlspec.rollout_files")
 
@@ -179,11 +180,8 @@ def write_text(path: str | Path, text: str) -> None:
     Raises:
         InputError: It cannot be written; an older file is left as it was.
     """
-    unfinished = Path(f"{path}.tmp")
     try:
-        unfinished.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
+        replace_file(Path(path), text)
     except OSError as error:
         fix = f"{error.strerror}. Finished groups are kept; free space or name another --out."
         raise InputError("output", given=str(path), allowed="a file that can be written", fix=fix) from error

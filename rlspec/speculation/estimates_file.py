@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rlspec.cache import cache_root
+from rlspec.whole_files import replace_file
 
 logger = logging.getLogger("rlspec.speculation")
 
@@ -50,15 +49,7 @@ def save_estimates(key: EstimatesKey, state: Mapping[str, Any]) -> Path | None:
     path = key.path()
     text = json.dumps({"format": FORMAT, "key": asdict(key), "state": state}, allow_nan=False)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-            os.replace(partial, path)
-        except OSError:
-            os.unlink(partial)
-            raise
+        replace_file(path, text)
     except OSError as error:
         logger.warning("what was learnt of step costs is not kept: %s: %s", path, error.strerror or error)
         return None
