@@ -6,6 +6,7 @@ import math
 import random
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,19 +35,13 @@ class Run:
 
     def facts(self) -> dict[str, Any]:
         """What is kept of it in the result file."""
-        by_k: dict[int, int] = {}
-        for step in self.steps:
-            by_k[step.num_draft_tokens] = by_k.get(step.num_draft_tokens, 0) + 1
-        reasons: dict[str, int] = {}
-        for step in self.steps:
-            reasons[step.reason.value] = reasons.get(step.reason.value, 0) + 1
         saved = savings(self.steps)
         return {
             "seconds": round(self.seconds, 3),
             "num_steps": len(self.steps),
             "num_tokens": self.num_tokens,
-            "steps_by_k": by_k,
-            "steps_by_reason": reasons,
+            "steps_by_k": Counter(step.num_draft_tokens for step in self.steps),
+            "steps_by_reason": Counter(step.reason.value for step in self.steps),
             "num_speculating_steps": saved.num_speculating_steps,
             "num_drafted": sum(sum(step.num_drafted) for step in self.steps),
             "num_accepted": sum(sum(step.num_accepted) for step in self.steps),

@@ -131,8 +131,8 @@ class Benchmark:
         return found
 
     def tail(self) -> Any:
-        learning = [self._arm(f"fixed {k}", "head", policy="fixed", num_draft_tokens=k) for k in FIXED]
-        first = self._compare([self._plain(), *learning], TAIL, 3)
+        fixed = [self._arm(f"fixed {k}", "head", policy="fixed", num_draft_tokens=k) for k in FIXED]
+        by_fixed = self._compare([self._plain(), *fixed], TAIL, 3)
         steps = [step for found in self.last_runs.values() for run in found for step in run.steps]
         table = oracle_table(steps, MAX_DRAFT_TOKENS, max_batch_size=32)
         cold = self._arm("controller", "head").run(prompts_of(TAIL), seed=999).facts()
@@ -143,7 +143,7 @@ class Benchmark:
         ]
         return {
             "lengths": TAIL,
-            "fixed": first,
+            "fixed": by_fixed,
             "oracle_table": table,
             "first_run_of_the_controller": cold,
             "compared": self._compare(arms, TAIL, self._pairs),

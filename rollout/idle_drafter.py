@@ -84,9 +84,8 @@ class IdleDrafter:
                 self._catch_up(common_attn_metadata, sampling_metadata)
             elif single:
                 # No gap in what is kept, although the stock path gives the drafter these tokens.
-                places = torch.tensor(
-                    [request_ids.index(name) for name in single], device=self._runner.device
-                )
+                index = self._runner.input_batch.req_id_to_index
+                places = torch.tensor([index[name] for name in single], device=self._runner.device)
                 rows = common_attn_metadata.query_start_loc[places].long()
                 self._keep(single, rows, hidden_states, aux_hidden_states)
         return self._stock(

@@ -166,10 +166,9 @@ class _LiveScheduling:
 
     def _decide(self, scheduled: SchedulerOutput) -> Decision:
         """Ask the policy for K, and note what each request was and will be offered."""
+        self._plain_ids -= scheduled.finished_req_ids
         for request_id in (*scheduled.finished_req_ids, *(scheduled.preempted_req_ids or ())):
             self._offered.pop(request_id, None)
-            if request_id in scheduled.finished_req_ids:
-                self._plain_ids.discard(request_id)
         load = read_load(
             self._num_decided,
             self._num_waiting,
@@ -201,9 +200,9 @@ class _LiveScheduling:
         if not self._can_trim:
             return
         for request_id in request_ids:
-            request = self.requests.get(request_id)
-            if request is not None and len(request.spec_token_ids) > self._offered.get(request_id, 0):
-                request.spec_token_ids = request.spec_token_ids[: self._offered.get(request_id, 0)]
+            request, num_offered = self.requests.get(request_id), self._offered.get(request_id, 0)
+            if request is not None and len(request.spec_token_ids) > num_offered:
+                request.spec_token_ids = request.spec_token_ids[:num_offered]
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
