@@ -26,6 +26,9 @@ OWNED_BY_RLSPEC: Mapping[str, str] = {
 METHODS_WITH_CONSTANT_K = frozenset({"suffix", "extract_hidden_states", "custom_class"})
 """Methods of vLLM 0.32 that ignore or assert away a K other than the configured one."""
 
+METHODS_THAT_ASSERT_K = frozenset({"suffix", "extract_hidden_states"})
+"""Of these, the methods whose engine dies in a step with another K."""
+
 METHODS_THAT_NEED_DRAFTS = frozenset({"extract_hidden_states"})
 """Methods of vLLM 0.32 whose draft tokens cannot be dropped for single requests."""
 
@@ -147,6 +150,13 @@ def _check_speculation(config: Config, arguments: Mapping[str, Any]) -> None:
             given=config.num_draft_tokens,
             allowed=f"{config.drafter.max_draft_tokens}: the method {method!r} has no other K in vLLM",
             fix="Leave speculation.num_draft_tokens out, or use another method.",
+        )
+    if method in METHODS_THAT_ASSERT_K and config.speculation.policy != "fixed":
+        raise ConfigError(
+            "speculation.policy",
+            given=config.speculation.policy,
+            allowed=f"fixed: vLLM's method {method!r} drafts the same number of tokens in every step",
+            fix="Set speculation.policy to fixed, or use another method.",
         )
     if arguments.get("logits_processors"):
         raise UnsupportedSamplingError(
