@@ -47,6 +47,7 @@ class IdleDrafter:
         self.num_skipped_steps = self.num_caught_up_tokens = 0
         self._runner = runner
         self._stock = runner.propose_draft_token_ids
+        self._stock_sample = runner._sample
         self._window_tokens = window_tokens
         self._has_state = runner.speculative_config.method not in METHODS_WITHOUT_STATE
         self._kept: KeptStates | None = None
@@ -99,6 +100,15 @@ class IdleDrafter:
             common_attn_metadata,
             slot_mappings,
         )
+
+    def sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        """As `GPUModelRunner._sample`, with the plain sampler where no request has a draft to verify.
+
+        vLLM 0.32 takes its rejection sampler in every step of an engine with a drafter.
+        """
+        if spec_decode_metadata is not None and not any(spec_decode_metadata.num_draft_tokens):
+            spec_decode_metadata = None
+        return self._stock_sample(logits, spec_decode_metadata)
 
     def forget(self) -> None:
         """The policy's weights changed: states of the old ones are of no use."""

@@ -45,6 +45,7 @@ class WorkerExtension:
             return "disable_padded_drafter_batch, or a policy with M-RoPE"
         self._idle_drafter = IdleDrafter(runner, window_tokens)
         runner.propose_draft_token_ids = self._idle_drafter.propose
+        runner._sample = self._idle_drafter.sample
         return None
 
     def rlspec_kv_memory(self) -> list[float]:
