@@ -4,6 +4,9 @@ works.
     prompts ─► rlspec rollout (T = 1) ─► hidden states (transformers) ─► Eagle3DraftModel (speculators) ─►
     head/
 
+With --sharpness 2 the policy is the one of `sharp_policy.py`; with --ignore-eos responses go on past their
+end, as those of the benchmark do, whose lengths are given.
+
 Recipe: forward KL, three test-time-training steps, AdamW with a cosine schedule, one decoder layer, a draft
 vocabulary of the tokens seen most. `make setup-train` installs what it needs. Everything is kept in --out,
 and what is there already is not made again. Prompts come from other seeds than those of the benchmarks.
@@ -20,22 +23,24 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.sharp_policy import sharpened_policy
 from rlspec.arithmetic import arithmetic_prompts
+from rlspec.config import EMBEDDED_VLLM_ARGS
 from rlspec.provenance import hardware, versions
-from rollout.embedded_policy import embedded_policy_path
 
 PROMPT_SEED = 1000
 LAYERS = (2, 15, 27)
 """vLLM's own choice of the policy's layers for a policy of 30: outputs of layers 1, 14 and 26."""
-DRAFT_VOCABULARY = 2048
+DRAFT_VOCABULARY = 4096
 NUM_HELD_OUT = 48
-DOCUMENTS_A_STEP = 10
+TOKENS_A_STEP = 1000
 LEARNING_RATE = 2e-3
 WARM_UP_STEPS = 15
 TTT_STEPS = 3
@@ -43,7 +48,7 @@ TTT_STEPS = 3
 Document = dict[str, Any]
 
 
-def sample(out: Path, num_prompts: int) -> list[Document]:
+def sample(out: Path, policy: Path, num_prompts: int, max_tokens: int, ignore_eos: bool) -> list[Document]:
     """Responses of the policy at temperature 1, resumed after a kill."""
     prompts = out / "prompts.jsonl"
     rows = [
@@ -53,7 +58,9 @@ def sample(out: Path, num_prompts: int) -> list[Document]:
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     rollouts = out / "rollouts.jsonl"
     if not rollouts.exists() or len(rollouts.read_text().splitlines()) < num_prompts:
-        settings = ["sampling.n=1", "sampling.max_tokens=80", "sampling.seed=1", "speculation.policy=off"]
+        settings = ["sampling.n=1", f"sampling.max_tokens={max_tokens}", "sampling.seed=1"]
+        settings += [f"sampling.ignore_eos={str(ignore_eos).lower()}", "speculation.policy=off"]
+        settings += [f"policy.model={policy}", f"engine.vllm_args={json.dumps(dict(EMBEDDED_VLLM_ARGS))}"]
         command = [sys.executable, "-m", "rlspec.cli", "rollout", "--prompts", str(prompts)]
         command += ["--out", str(rollouts), "--config", "configs/plain.yaml", "--resume"]
         command += [part for setting in settings for part in ("--set", setting)]
@@ -99,6 +106,17 @@ def batch_of(documents: list[Document]) -> dict[str, torch.Tensor]:
     }
 
 
+def batches(documents: list[Document]) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches of at most TOKENS_A_STEP tokens, or of one document."""
+    chosen: list[Document] = []
+    for document in documents:
+        if chosen and sum(len(row["ids"]) for row in (*chosen, document)) > TOKENS_A_STEP:
+            yield batch_of(chosen)
+            chosen = []
+        chosen.append(document)
+    yield batch_of(chosen)
+
+
 def new_head(documents: list[Document], policy: Path) -> Any:
     """A head with a random start, whose vocabulary is what the policy says most often here."""
     from speculators.models.eagle3 import Eagle3DraftModel
@@ -141,8 +159,7 @@ def accuracies(head: Any, documents: list[Document]) -> list[float]:
     totals: collections.Counter[str] = collections.Counter()
     head.eval()
     with torch.no_grad():
-        for begin in range(0, len(documents), DOCUMENTS_A_STEP):
-            batch = batch_of(documents[begin : begin + DOCUMENTS_A_STEP])
+        for batch in batches(documents):
             metrics = head(**batch, ttt_steps=TTT_STEPS, loss_config=losses())[2]
             totals.update({name: float(value) for name, value in metrics.items()})
     head.train()
@@ -160,12 +177,11 @@ def train(
     started, num_steps, order = time.monotonic(), 0, list(documents)
     while (progress := (time.monotonic() - started) / (60 * minutes)) < 1.0:
         random.Random(len(history)).shuffle(order)
-        for begin in range(0, len(order), DOCUMENTS_A_STEP):
+        for batch in batches(order):
             progress = min((time.monotonic() - started) / (60 * minutes), 1.0)
             scale = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
             for group in optimizer.param_groups:
                 group["lr"] = LEARNING_RATE * scale * min(1.0, (num_steps + 1) / WARM_UP_STEPS)
-            batch = batch_of(order[begin : begin + DOCUMENTS_A_STEP])
             loss = head(**batch, ttt_steps=TTT_STEPS, loss_config=losses())[1]
             optimizer.zero_grad()
             loss.backward()
@@ -200,12 +216,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/first_head"))
     parser.add_argument("--prompts", type=int, default=1000)
+    parser.add_argument("--max-tokens", type=int, default=80, help="of a response")
+    parser.add_argument("--ignore-eos", action="store_true", help="sample max-tokens always")
+    parser.add_argument("--sharpness", type=float, default=1.0, help="of the policy's logits")
     parser.add_argument("--minutes", type=float, default=25.0, help="of training")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    policy = embedded_policy_path()
-    documents = sample(arguments.out, arguments.prompts)
+    policy = sharpened_policy(arguments.sharpness, arguments.out / "policy")
+    documents = sample(
+        arguments.out, policy.absolute(), arguments.prompts, arguments.max_tokens, arguments.ignore_eos
+    )
     started = time.monotonic()
     add_states(documents, policy)
     print(f"hidden states: {time.monotonic() - started:.0f} s", flush=True)
@@ -213,7 +234,7 @@ def main() -> None:
     head = new_head(training, policy)
     history = train(head, training, held_out, arguments.minutes, arguments.out)
     facts = {
-        "command": "python " + " ".join(sys.argv),
+        "command": "python -m benchmarks.first_head " + " ".join(sys.argv[1:]),
         "num_training_tokens": sum(len(row["completion_token_ids"]) for row in training),
         "epochs": history,
         "versions": versions(),
